@@ -1,0 +1,239 @@
+//! The client side, as far as tests need it: bytes to send, and replies taken apart.
+//!
+//! It checks framing only and trusts the server's lengths up to [`MAX_DATA_LEN`]; it is no client for production.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::wire::{self, ChunkFlags, ChunkType, HandshakeFlags};
+use crate::{ABSURD_PAYLOAD_LEN, Errno, InfoType, OptionCode, OptionReplyType, Request};
+
+/// The longest data of a reply that the parsers accept, in bytes.
+pub const MAX_DATA_LEN: u32 = ABSURD_PAYLOAD_LEN + 8;
+
+/// The server sent something that is no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Garbled {
+    /// Not the greeting of a fixed newstyle server.
+    #[error("not the greeting of a newstyle NBD server")]
+    Greeting,
+    /// The magic number of a reply is wrong.
+    #[error("{0:#x} stands where the magic of a reply belongs")]
+    Magic(u64),
+    /// The reply announces too much data.
+    #[error("a reply announces {0} bytes of data")]
+    TooLong(u32),
+}
+
+/// The handshake flags of a server's greeting; `None` when more bytes are needed. It is 18 bytes long.
+///
+/// # Errors
+/// When it is not a greeting.
+pub fn greeting(bytes: &[u8]) -> Result<Option<HandshakeFlags>, Garbled> {
+    let Ok((greeting, _)) = wire::Greeting::read_from_prefix(bytes) else {
+        return Ok(None);
+    };
+    if greeting.magic.get() != wire::NBDMAGIC || greeting.option_magic.get() != wire::IHAVEOPT {
+        return Err(Garbled::Greeting);
+    }
+    Ok(Some(HandshakeFlags(greeting.flags.get())))
+}
+
+/// The client flags.
+#[must_use]
+pub fn flags(flags: HandshakeFlags) -> [u8; 4] {
+    u32::from(flags.0).to_be_bytes()
+}
+
+/// Any option with any data.
+///
+/// # Panics
+/// When the data do not fit 32 bits.
+#[must_use]
+pub fn option(option: OptionCode, data: &[u8]) -> Vec<u8> {
+    let header = wire::OptionHeader { magic: wire::IHAVEOPT.into(), option: option.0.into(), length: length(data).into() };
+    [header.as_bytes(), data].concat()
+}
+
+/// `INFO` or `GO` for the export `name`, asking for `infos`.
+///
+/// # Panics
+/// When a length does not fit its field.
+#[must_use]
+pub fn info(code: OptionCode, name: &str, infos: &[InfoType]) -> Vec<u8> {
+    let count = u16::try_from(infos.len()).expect("so many infos fit no option");
+    let mut data = string(name);
+    data.extend_from_slice(&count.to_be_bytes());
+    data.extend(infos.iter().flat_map(|info| info.0.to_be_bytes()));
+    option(code, &data)
+}
+
+/// `LIST_META_CONTEXT` or `SET_META_CONTEXT` for the export `name`.
+///
+/// # Panics
+/// When a length does not fit its field.
+#[must_use]
+pub fn meta_context(code: OptionCode, name: &str, queries: &[&str]) -> Vec<u8> {
+    let count = u32::try_from(queries.len()).expect("so many queries fit no option");
+    let mut data = string(name);
+    data.extend_from_slice(&count.to_be_bytes());
+    data.extend(queries.iter().flat_map(|query| string(query)));
+    option(code, &data)
+}
+
+/// One reply to an option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptionReply {
+    /// The option.
+    pub option: OptionCode,
+    /// What kind of reply.
+    pub reply: OptionReplyType,
+    /// Its data.
+    pub data: Vec<u8>,
+}
+
+impl OptionReply {
+    /// Takes a reply off the front; `None` when more bytes are needed. Also returns how many bytes it has.
+    ///
+    /// # Errors
+    /// When it is not an option reply.
+    pub fn parse(bytes: &[u8]) -> Result<Option<(usize, Self)>, Garbled> {
+        let Ok((header, rest)) = wire::OptionReplyHeader::read_from_prefix(bytes) else {
+            return Ok(None);
+        };
+        if header.magic.get() != wire::OPTION_REPLY_MAGIC {
+            return Err(Garbled::Magic(header.magic.get()));
+        }
+        let len = data_len(header.length.get())?;
+        let Some(data) = rest.get(..len) else {
+            return Ok(None);
+        };
+        let reply = Self { option: OptionCode(header.option.get()), reply: OptionReplyType(header.reply.get()), data: data.to_vec() };
+        Ok(Some((size_of::<wire::OptionReplyHeader>() + len, reply)))
+    }
+
+    /// Whether no further reply to the option follows.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        self.reply == OptionReplyType::ACK || self.reply.is_error()
+    }
+}
+
+/// The 28 bytes of a request; a write's payload is to follow.
+#[must_use]
+pub fn request(request: &Request) -> [u8; 28] {
+    zerocopy::transmute!(wire::RequestHeader {
+        magic: wire::REQUEST_MAGIC.into(),
+        flags: request.flags.0.into(),
+        command: request.command.to_wire().into(),
+        cookie: request.cookie.into(),
+        offset: request.offset.into(),
+        length: request.length.into(),
+    })
+}
+
+/// One reply, or one chunk of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// A simple reply.
+    Simple {
+        /// The request's cookie.
+        cookie: u64,
+        /// Whether it succeeded.
+        errno: Errno,
+        /// What was read.
+        data: Vec<u8>,
+    },
+    /// A chunk of a structured reply.
+    Chunk {
+        /// The request's cookie.
+        cookie: u64,
+        /// Whether it is the last.
+        flags: ChunkFlags,
+        /// What kind of chunk.
+        chunk: ChunkType,
+        /// Its payload.
+        payload: Vec<u8>,
+    },
+}
+
+impl Reply {
+    /// Takes a reply off the front; `None` when more bytes are needed. Also returns how many bytes it has.
+    ///
+    /// `read_len` tells how much data a successful simple reply has, by its cookie: the length of a read, zero for all else.
+    ///
+    /// # Errors
+    /// When it is not a reply.
+    pub fn parse(bytes: &[u8], read_len: impl FnOnce(u64) -> u32) -> Result<Option<(usize, Self)>, Garbled> {
+        let Some((magic, _)) = bytes.split_first_chunk() else {
+            return Ok(None);
+        };
+        match u32::from_be_bytes(*magic) {
+            wire::SIMPLE_REPLY_MAGIC => Self::parse_simple(bytes, read_len),
+            wire::STRUCTURED_REPLY_MAGIC => Self::parse_chunk(bytes),
+            magic => Err(Garbled::Magic(magic.into())),
+        }
+    }
+
+    fn parse_simple(bytes: &[u8], read_len: impl FnOnce(u64) -> u32) -> Result<Option<(usize, Self)>, Garbled> {
+        let Ok((header, rest)) = wire::SimpleReply::read_from_prefix(bytes) else {
+            return Ok(None);
+        };
+        let (cookie, errno) = (header.cookie.get(), Errno(header.error.get()));
+        let len = if errno == Errno::OK { data_len(read_len(cookie))? } else { 0 };
+        let Some(data) = rest.get(..len) else {
+            return Ok(None);
+        };
+        let reply = Self::Simple { cookie, errno, data: data.to_vec() };
+        Ok(Some((size_of::<wire::SimpleReply>() + len, reply)))
+    }
+
+    fn parse_chunk(bytes: &[u8]) -> Result<Option<(usize, Self)>, Garbled> {
+        let Ok((header, rest)) = wire::ChunkHeader::read_from_prefix(bytes) else {
+            return Ok(None);
+        };
+        let len = data_len(header.length.get())?;
+        let Some(payload) = rest.get(..len) else {
+            return Ok(None);
+        };
+        let reply = Self::Chunk {
+            cookie: header.cookie.get(),
+            flags: ChunkFlags(header.flags.get()),
+            chunk: ChunkType(header.chunk.get()),
+            payload: payload.to_vec(),
+        };
+        Ok(Some((size_of::<wire::ChunkHeader>() + len, reply)))
+    }
+
+    /// The cookie of the request that it answers.
+    #[must_use]
+    pub const fn cookie(&self) -> u64 {
+        match self {
+            Self::Simple { cookie, .. } | Self::Chunk { cookie, .. } => *cookie,
+        }
+    }
+
+    /// The error that it reports; [`Errno::OK`] if none.
+    #[must_use]
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Simple { errno, .. } => *errno,
+            Self::Chunk { chunk: ChunkType::ERROR | ChunkType::ERROR_OFFSET, payload, .. } => {
+                payload.first_chunk().map_or(Errno::EINVAL, |errno| Errno(u32::from_be_bytes(*errno)))
+            }
+            Self::Chunk { .. } => Errno::OK,
+        }
+    }
+}
+
+fn data_len(length: u32) -> Result<usize, Garbled> {
+    if length > MAX_DATA_LEN { Err(Garbled::TooLong(length)) } else { Ok(length as usize) }
+}
+
+fn length(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).expect("so many bytes fit no option")
+}
+
+/// A string with its length in front.
+fn string(text: &str) -> Vec<u8> {
+    [&length(text.as_bytes()).to_be_bytes(), text.as_bytes()].concat()
+}
