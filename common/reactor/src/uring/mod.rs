@@ -1,0 +1,477 @@
+//! The reactor on io_uring: one ring per thread.
+//!
+//! # How it waits
+//!
+//! Streams are read and written by plain non-blocking calls, which at depth 1 beats a submission per message. A stream that ran dry is *hot*: each
+//! turn offers it for another try. Once no stream made progress for the [`PollBudget`], the hot ones are armed in the ring (`POLL_ADD`, one shot,
+//! which looks at the socket when armed, so nothing is missed) and the thread sleeps in `io_uring_enter`. A busy stream therefore costs no ring
+//! operation, an idle one no processor time. Between fruitless turns the thread yields, for it may share its core with its peer. A yield that takes
+//! long shows that others want the core for work of their own: then the thread sleeps at once for a while instead of spinning, since the scheduler
+//! prefers who wakes up to who has been running all the time.
+//!
+//! # Why file buffers are safe
+//!
+//! [`Reactor::submit`] moves the operation, buffer and all, into the in-flight table; only its completion entry (file operations have exactly one)
+//! moves it out. A ring that is dropped waits for what is in flight, and if that does not end, leaks table and buffers rather than freeing memory
+//! that the kernel may write to.
+
+mod files;
+mod setup;
+mod streams;
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_memory::{Layout, Pool};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+use crate::timers::Timers;
+use crate::{Event, FileDone, FileId, FileOp, ListenerId, Peer, Reactor, StreamId, Time, TimerId, Token};
+pub use files::BackingFile;
+use files::Files;
+pub use setup::SetupError;
+use streams::Streams;
+pub use streams::{Incoming, Listener};
+
+/// For how long a thread keeps looking for work after the last progress, before it sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PollBudget(pub Duration);
+
+impl Default for PollBudget {
+    /// 50 microseconds; nothing on a machine with one processor, where spinning only keeps the peer from running.
+    fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self(if processors > 1 { Duration::from_micros(50) } else { Duration::ZERO })
+    }
+}
+
+/// What a [`Uring`] is made of.
+#[derive(Clone, Debug)]
+pub struct UringConfig {
+    /// Buffers of the thread.
+    pub pool: Layout,
+    /// How long to spin.
+    pub poll: PollBudget,
+}
+
+/// Wakes a reactor from another thread.
+#[derive(Clone, Debug)]
+pub struct Waker {
+    eventfd: Arc<OwnedFd>,
+}
+
+impl Waker {
+    /// Makes the reactor's next turn report [`Event::Woken`], at once if it sleeps.
+    pub fn wake(&self) {
+        // The counter can only be full of earlier wake-ups, which serve as well.
+        let _ = nix::unistd::write(&self.eventfd, &1_u64.to_ne_bytes());
+    }
+}
+
+/// An event loop on io_uring.
+pub struct Uring {
+    // Field order is teardown order: see `Drop`, which empties `files` first.
+    files: Files,
+    streams: Streams,
+    timers: Timers,
+    /// Timers of the reactor itself: listeners that pause, streams that linger.
+    housekeeping: Timers,
+    waker: Waker,
+    waker_armed: bool,
+    ring: IoUring,
+    pool: Pool,
+    poll: Duration,
+    started: Instant,
+    now: Time,
+    last_progress: Time,
+    progress: bool,
+    /// Until when the core is taken to be wanted by others, and for how long it was the last time.
+    spins_again: Time,
+    sleeps_for: Duration,
+}
+
+/// A yield that takes longer than this gave the core to someone who has much to do.
+const CROWDED: Duration = Duration::from_micros(500);
+
+/// For how long a thread that found its core crowded sleeps rather than spins; twice as long each time, up to the second figure.
+const LEAST_WITHOUT_SPINNING: Duration = Duration::from_millis(20);
+const MOST_WITHOUT_SPINNING: Duration = Duration::from_secs(1);
+
+/// What a completion entry is about: the top bits of its user data.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Ignored = 0,
+    File = 1,
+    StreamIn = 2,
+    StreamOut = 3,
+    Listener = 4,
+    Waker = 5,
+}
+
+const KIND_SHIFT: u32 = 60;
+const GENERATION_SHIFT: u32 = 32;
+const GENERATION_MASK: u32 = 0x0fff_ffff;
+
+impl Kind {
+    fn user_data(self, generation: u32, index: u32) -> u64 {
+        ((self as u64) << KIND_SHIFT) | (u64::from(generation & GENERATION_MASK) << GENERATION_SHIFT) | u64::from(index)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the fields are cut out by mask")]
+    fn split(user_data: u64) -> (Self, u32, u32) {
+        let kind = match user_data >> KIND_SHIFT {
+            1 => Self::File,
+            2 => Self::StreamIn,
+            3 => Self::StreamOut,
+            4 => Self::Listener,
+            5 => Self::Waker,
+            _ => Self::Ignored,
+        };
+        (kind, (user_data >> GENERATION_SHIFT) as u32 & GENERATION_MASK, user_data as u32)
+    }
+}
+
+impl Uring {
+    /// Makes a ring and its pool, and registers the pool with it. Without enough locked memory the pool stays unregistered, with one warning.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError`] names why io_uring cannot be used, or that memory is lacking.
+    pub fn new(config: &UringConfig) -> Result<Self, SetupError> {
+        let pool = Pool::new(&config.pool)?;
+        let ring = setup::ring()?;
+        let buffers_registered = setup::register_buffers(&ring, &pool);
+        let files_registered = setup::register_file_table(&ring);
+        let eventfd = nix::sys::eventfd::EventFd::from_value_and_flags(
+            0,
+            nix::sys::eventfd::EfdFlags::EFD_NONBLOCK | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC,
+        )
+        .map_err(|errno| setup::explain(errno.into()))?;
+        Ok(Self {
+            files: Files::new(buffers_registered, files_registered, ring.params().cq_entries() / 2),
+            streams: Streams::default(),
+            timers: Timers::default(),
+            housekeeping: Timers::default(),
+            waker: Waker { eventfd: Arc::new(eventfd.into()) },
+            waker_armed: false,
+            ring,
+            pool,
+            poll: config.poll.0,
+            started: Instant::now(),
+            now: Time::default(),
+            last_progress: Time::default(),
+            progress: false,
+            spins_again: Time::default(),
+            sleeps_for: Duration::ZERO,
+        })
+    }
+
+    /// A handle that other threads wake this reactor with.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// One turn: appends what happened to `events`; sleeps when nothing has happened for the poll budget. May append nothing.
+    ///
+    /// # Errors
+    ///
+    /// When the ring itself fails, which leaves the thread without a loop.
+    pub fn turn(&mut self, events: &mut Vec<Event<Incoming>>) -> io::Result<()> {
+        self.files.start_backlog(&mut self.ring)?;
+        self.arm_waker()?;
+        self.read_clock();
+        if self.progress {
+            self.progress = false;
+            self.last_progress = self.now;
+        }
+        self.files.take_finished(events);
+        let spins = self.now.since(self.last_progress) < self.poll && self.now >= self.spins_again;
+        let due = self.next_due().is_some_and(|due| due <= self.now);
+        let busy = !events.is_empty() || self.streams.has_ready() || due || spins;
+        if busy {
+            if !self.ring.submission().is_empty() {
+                self.enter(Some(Duration::ZERO))?;
+            } else if events.is_empty() && !self.streams.has_ready() && !due {
+                self.yield_core();
+            }
+        } else {
+            self.streams.arm_hot(&mut self.ring)?;
+            let sleep = self.next_due().map(|due| due.since(self.now));
+            self.enter(sleep)?;
+            self.read_clock();
+        }
+        self.reap(events)?;
+        self.streams.offer_ready(events);
+        while let Some(token) = self.housekeeping.pop_due(self.now) {
+            self.streams.housekeep(&mut self.ring, token)?;
+        }
+        while let Some(token) = self.timers.pop_due(self.now) {
+            events.push(Event::Timer { token });
+        }
+        Ok(())
+    }
+
+    /// Lets others on this core run; also runs the ring's task work, as any system call does.
+    fn yield_core(&mut self) {
+        std::thread::yield_now();
+        let before = self.now;
+        self.read_clock();
+        if self.now.since(before) > CROWDED {
+            self.sleeps_for = (self.sleeps_for * 2).clamp(LEAST_WITHOUT_SPINNING, MOST_WITHOUT_SPINNING);
+            self.spins_again = self.now + self.sleeps_for;
+        } else if self.now.since(self.spins_again) > MOST_WITHOUT_SPINNING {
+            self.sleeps_for = Duration::ZERO;
+        }
+    }
+
+    fn read_clock(&mut self) {
+        self.now = Time::from_nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        [self.timers.next_due(), self.housekeeping.next_due()].into_iter().flatten().min()
+    }
+
+    /// Submits what is queued, and waits for at most `sleep` (`None`: for ever) unless that is zero.
+    fn enter(&mut self, sleep: Option<Duration>) -> io::Result<()> {
+        let result = match sleep {
+            Some(Duration::ZERO) => self.ring.submit(),
+            Some(sleep) => {
+                let timespec = types::Timespec::from(sleep);
+                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&timespec))
+            }
+            None => self.ring.submit_and_wait(1),
+        };
+        match result {
+            Ok(_) => Ok(()),
+            // Time is up; a signal; completions must be reaped first.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn reap(&mut self, events: &mut Vec<Event<Incoming>>) -> io::Result<()> {
+        loop {
+            let Some(entry) = self.ring.completion().next() else { return Ok(()) };
+            let (kind, generation, index) = Kind::split(entry.user_data());
+            match kind {
+                Kind::File => {
+                    self.progress = true;
+                    self.files.complete(&self.ring, index, entry.result(), events);
+                }
+                Kind::StreamIn => self.streams.on_readable(&mut self.ring, generation, index, events)?,
+                Kind::StreamOut => self.streams.on_writable(generation, index, events),
+                Kind::Listener => {
+                    if self.streams.on_acceptable(index, events) {
+                        self.streams.arm_listener(&mut self.ring, index)?;
+                    } else {
+                        self.housekeeping.set(self.now, self.now + streams::ACCEPT_PAUSE, Token(streams::listener_chore(index)));
+                    }
+                }
+                Kind::Waker => self.on_woken(&entry, events),
+                Kind::Ignored => {}
+            }
+        }
+    }
+
+    fn arm_waker(&mut self) -> io::Result<()> {
+        if !self.waker_armed {
+            self.waker_armed = true;
+            push_poll(&mut self.ring, self.waker.eventfd.as_raw_fd(), libc::POLLIN, Kind::Waker.user_data(0, 0))?;
+        }
+        Ok(())
+    }
+
+    fn on_woken(&mut self, entry: &cqueue::Entry, events: &mut Vec<Event<Incoming>>) {
+        self.waker_armed = false;
+        if entry.result() >= 0 {
+            let mut counter = [0; 8];
+            let _ = nix::unistd::read(&*self.waker.eventfd, &mut counter);
+        }
+        events.push(Event::Woken);
+    }
+}
+
+/// Repeats a call that a signal interrupted.
+fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+/// Queues an entry, submitting what is queued when the ring is full.
+fn push(ring: &mut IoUring, entry: &squeue::Entry) -> io::Result<()> {
+    loop {
+        // SAFETY: what the entry points to (a buffer of the in-flight table, or nothing) stays valid until its completion: see the module's header.
+        let pushed = unsafe { ring.submission().push(entry) };
+        if pushed.is_ok() {
+            return Ok(());
+        }
+        uninterrupted(|| ring.submit())?;
+    }
+}
+
+fn push_poll(ring: &mut IoUring, fd: i32, flags: libc::c_short, user_data: u64) -> io::Result<()> {
+    let flags = u32::from(flags.unsigned_abs());
+    push(ring, &opcode::PollAdd::new(types::Fd(fd), flags).build().user_data(user_data))
+}
+
+fn push_cancel(ring: &mut IoUring, user_data: u64) -> io::Result<()> {
+    push(ring, &opcode::AsyncCancel::new(user_data).build().user_data(Kind::Ignored.user_data(0, 0)))
+}
+
+impl Reactor for Uring {
+    type Incoming = Incoming;
+    type Listener = Listener;
+    type File = BackingFile;
+
+    fn now(&self) -> Time {
+        self.now
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn listen(&mut self, listener: Listener, token: Token) -> io::Result<ListenerId> {
+        self.streams.listen(&mut self.ring, listener, token)
+    }
+
+    fn close_listener(&mut self, listener: ListenerId) {
+        self.streams.close_listener(&mut self.ring, listener);
+    }
+
+    fn adopt(&mut self, incoming: Incoming, token: Token) -> io::Result<StreamId> {
+        self.streams.adopt(incoming, token)
+    }
+
+    fn connect(&mut self, address: SocketAddr, token: Token) -> io::Result<StreamId> {
+        self.streams.connect(&mut self.ring, address, token)
+    }
+
+    fn receive(&mut self, stream: StreamId, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let open = self.streams.open(stream)?;
+        let room: usize = into.iter().map(|slice| slice.len()).sum();
+        let result = uninterrupted(|| (&open.socket).read_vectored(into));
+        let dry = match &result {
+            Ok(received) => {
+                self.progress = true;
+                // Most likely nothing is left. If something is, or the end, the poll or the next turn finds it: no call is spent on asking.
+                (1..room).contains(received)
+            }
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        };
+        if dry {
+            self.streams.ran_dry(&mut self.ring, stream, self.poll > Duration::ZERO)?;
+        }
+        result
+    }
+
+    fn send(&mut self, stream: StreamId, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        let open = self.streams.open(stream)?;
+        // A closed peer is an error here, not a signal: Rust's start-up code ignores SIGPIPE.
+        match uninterrupted(|| (&open.socket).write_vectored(from)) {
+            Ok(sent) => {
+                self.progress = true;
+                Ok(sent)
+            }
+            Err(error) => {
+                if error.kind() == io::ErrorKind::WouldBlock {
+                    self.streams.ran_full(&mut self.ring, stream)?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn shutdown_send(&mut self, stream: StreamId) {
+        if let Ok(open) = self.streams.open(stream) {
+            // Fails only when the connection is gone, which reading will tell.
+            let _ = open.socket.shutdown(std::net::Shutdown::Write);
+        }
+    }
+
+    fn close(&mut self, stream: StreamId) {
+        self.streams.close(&mut self.ring, stream);
+    }
+
+    fn close_gracefully(&mut self, stream: StreamId) {
+        if let Some(chore) = self.streams.linger(&mut self.ring, stream) {
+            self.housekeeping.set(self.now, self.now + streams::LINGER, Token(chore));
+        }
+    }
+
+    fn peer(&self, stream: StreamId) -> Option<Peer> {
+        self.streams.open(stream).ok().map(|open| open.peer.clone())
+    }
+
+    fn local_address(&self, stream: StreamId) -> Option<SocketAddr> {
+        self.streams.open(stream).ok()?.socket.local_addr().ok()?.as_socket()
+    }
+
+    fn max_segment_bytes(&self, stream: StreamId) -> Option<usize> {
+        self.streams.open(stream).ok()?.socket.tcp_mss().ok().and_then(|mss| usize::try_from(mss).ok())
+    }
+
+    fn register_file(&mut self, file: BackingFile) -> io::Result<FileId> {
+        self.files.register(&self.ring, file)
+    }
+
+    fn unregister_file(&mut self, file: FileId) {
+        self.files.unregister(&self.ring, file);
+    }
+
+    fn submit(&mut self, file: FileId, op: FileOp, token: Token) {
+        self.progress = true;
+        self.files.submit(file, op, token);
+    }
+
+    fn run_now(&mut self, file: FileId, op: FileOp) -> Result<FileDone, FileOp> {
+        self.progress = true;
+        self.files.run_now(file, op)
+    }
+
+    fn set_timer(&mut self, at: Time, token: Token) -> TimerId {
+        self.timers.set(self.now, at, token)
+    }
+
+    fn cancel_timer(&mut self, timer: TimerId) {
+        self.timers.cancel(timer);
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // The ring is torn down some time after it is closed; sockets are not to wait for that.
+        self.streams.close_all(&mut self.ring);
+        let _ = self.enter(Some(Duration::ZERO));
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let mut events = Vec::new();
+        while self.files.in_flight() > 0 && Instant::now() < deadline {
+            let _ = self.enter(Some(Duration::from_millis(100)));
+            let _ = self.reap(&mut events);
+            events.clear();
+        }
+        if self.files.in_flight() > 0 {
+            tracing::warn!(operations = self.files.in_flight(), "file operations did not end; their buffers are left to the kernel");
+            self.files.leak_in_flight();
+        }
+    }
+}
+
+impl fmt::Debug for Uring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Uring")
+            .field("now", &self.now)
+            .field("streams", &self.streams)
+            .field("in_flight", &self.files.in_flight())
+            .finish_non_exhaustive()
+    }
+}
