@@ -1,0 +1,38 @@
+#![forbid(unsafe_code)]
+//! Typed configuration of both daemons: what people write, checked once, as types that cannot be wrong.
+//!
+//! Command line and YAML share their leaf types ([`Size`], [`Nqn`], [`HostPort`], ...): each reads one
+//! notation, prints it back, and refuses everything else with a sentence that says what would be right.
+//! [`Target`] is the whole configuration of the target daemon, read from YAML or made from `--export`
+//! arguments; both ways pass the same checks. [`ConnectOptions`] and [`HostIdentity`] are the initiator's.
+
+mod address;
+mod bounded;
+mod connect;
+mod endpoint;
+mod export;
+mod identifier;
+mod identity;
+mod poll;
+mod size;
+mod target;
+mod url;
+mod usage;
+mod yaml;
+
+pub use address::{Host, HostPort, HostPortError};
+pub use bounded::{Controllers, InCapsule, IoQueues, KeepAlive, OutOfRange, PoolMemory, QueueSize, Reactors, ReconnectDelay, TargetNsid};
+pub use connect::{ConnectOptions, CtrlLossTimeout, CtrlLossTimeoutError, NbdMode, NbdModeError};
+pub use endpoint::{NBD_PORT, NbdEndpoint, NbdEndpointError};
+pub use export::{Export, ExportError};
+pub use godwit_nvme::{Nqn, NqnError};
+pub use identifier::{Model, Nguid, NguidError, Serial, TextError};
+pub use identity::{HostIdentity, IdentityError, IdentityFiles, IdentitySource};
+pub use poll::{PollBudget, PollBudgetError};
+pub use size::{Size, SizeError};
+pub use target::{
+    AllowedHosts, Arguments, Backend, BlockSize, BlockSizeError, Fault, Limits, Listener, LoadError, Located, Namespace, Origin, Problem,
+    Problems, Subsystem, Target, ValueError,
+};
+pub use url::{Crc, Fpdu, NVME_PORT, SwitchError, Transport, Url, UrlError};
+pub use usage::one_line;

@@ -1,0 +1,223 @@
+//! From the YAML tree to [`Target`]: shapes, types and defaults.
+
+use std::path::PathBuf;
+
+use super::{AllowedHosts, Backend, Fault, Limits, Listener, Located, Namespace, Problem, Subsystem, Target};
+use crate::{
+    PoolMemory, QueueSize, Size, TargetNsid,
+    yaml::{Decoder, List, Node, Table, parse},
+};
+
+const TOP: &[&str] = &["listeners", "subsystems", "reactors", "poll", "memory", "limits", "insecure_allow_any_host"];
+const LIMITS: &[&str] = &["in_capsule", "queue_size", "io_queues", "controllers"];
+const LISTENER: &[&str] = &["transport", "address", "fpdu", "crc"];
+const SUBSYSTEM: &[&str] = &["nqn", "allow_any_host", "hosts", "serial", "model", "namespaces"];
+const NAMESPACE: &[&str] = &["nsid", "backend", "block_size", "read_only", "uuid", "nguid"];
+const BACKEND: &[&str] = &["file", "device", "memory"];
+const FILE: &[&str] = &["path", "size", "create"];
+const DEVICE: &[&str] = &["path"];
+const MEMORY: &[&str] = &["size"];
+
+const LISTENERS: List =
+    List { key: "listeners", expected: "a list of listeners, such as - { transport: iwarp, address: \"127.0.0.1:4420\" }", max: 64 };
+const SUBSYSTEMS: List = List { key: "subsystems", expected: "a list of subsystems, each with an nqn and namespaces", max: 1024 };
+const HOSTS: List = List { key: "hosts", expected: "a list of host NQNs", max: 4096 };
+const NAMESPACES: List =
+    List { key: "namespaces", expected: "a list of namespaces, each with an nsid and a backend", max: TargetNsid::MAX.get() as usize };
+
+const BACKEND_EXPECTED: &str = "where its blocks are, such as file: { path: /var/lib/godwit/vol0.img }";
+
+/// Reads the text of a file; `Err` has at least one problem.
+pub(super) fn decode(text: &str, file: &str) -> Result<Target, Vec<Problem>> {
+    let mut decoder = Decoder::new(file);
+    let root = match parse(text) {
+        Ok(root) => root,
+        Err((at, fault)) => {
+            decoder.fault(at, fault);
+            return Err(decoder.into_problems());
+        }
+    };
+    let target = target(&mut decoder, &root);
+    match (target, decoder.into_problems()) {
+        (Some(target), problems) if problems.is_empty() => Ok(target),
+        (_, problems) => Err(problems),
+    }
+}
+
+fn target(d: &mut Decoder, root: &Node) -> Option<Target> {
+    let table = d.table(root, "the configuration", TOP)?;
+    let listeners = items(d, &table, &LISTENERS, listener);
+    let subsystems = items(d, &table, &SUBSYSTEMS, subsystem);
+    let reactors = d.optional(&table, "reactors");
+    let poll = d.optional(&table, "poll");
+    let memory: Option<Located<PoolMemory>> = d.optional(&table, "memory");
+    let limits = match d.node(&table, "limits") {
+        Some(node) => limits(d, node)?,
+        None => Limits::default(),
+    };
+    if let Some(memory) = &memory {
+        pool_covers_a_queue(d, memory, &limits);
+    }
+    Some(Target {
+        listeners,
+        subsystems,
+        reactors: value_or_default(reactors),
+        poll: value_or_default(poll),
+        memory: value_or_default(memory),
+        limits,
+        insecure_allow_any_host: value_or_default(d.optional(&table, "insecure_allow_any_host")),
+    })
+}
+
+/// The default covers every queue there can be.
+fn pool_covers_a_queue(d: &mut Decoder, memory: &Located<PoolMemory>, limits: &Limits) {
+    let floor = PoolMemory::floor(limits.queue_size, limits.in_capsule);
+    if memory.size() < floor {
+        let fault = Fault::MemoryTooSmall {
+            memory: memory.size(),
+            queue_size: limits.queue_size.get(),
+            in_capsule: Size::from_bytes(limits.in_capsule.bytes().into()),
+            floor,
+        };
+        d.fault_at(memory.origin.clone(), fault);
+    }
+}
+
+fn value_or_default<T: Default>(located: Option<Located<T>>) -> T {
+    located.map(|l| l.value).unwrap_or_default()
+}
+
+/// The items of a list that must be there and must not be empty.
+fn items<T>(d: &mut Decoder, table: &Table<'_>, list: &List, item: fn(&mut Decoder, &Node) -> Option<T>) -> Vec<T> {
+    let &List { key, expected, .. } = list;
+    let Some(node) = d.required_node(table, key, expected) else {
+        return Vec::new();
+    };
+    let Some(nodes) = d.list(node, list) else {
+        return Vec::new();
+    };
+    if nodes.is_empty() {
+        d.fault(node.at, Fault::Empty { key, expected });
+    }
+    nodes.iter().filter_map(|node| item(d, node)).collect()
+}
+
+fn limits(d: &mut Decoder, node: &Node) -> Option<Limits> {
+    let table = d.table(node, "`limits`", LIMITS)?;
+    Some(Limits {
+        in_capsule: value_or_default(d.optional(&table, "in_capsule")),
+        queue_size: d.optional(&table, "queue_size").map_or(QueueSize::MAX, |l| l.value),
+        io_queues: value_or_default(d.optional(&table, "io_queues")),
+        controllers: value_or_default(d.optional(&table, "controllers")),
+    })
+}
+
+fn listener(d: &mut Decoder, node: &Node) -> Option<Listener> {
+    let table = d.table(node, "a listener", LISTENER)?;
+    let transport = d.required(&table, "transport");
+    let address = d.required(&table, "address");
+    let fpdu = d.optional(&table, "fpdu");
+    let crc = d.optional(&table, "crc");
+    let transport = transport?.value;
+    if transport == crate::Transport::Rdma {
+        for key in ["fpdu", "crc"] {
+            if let Some(node) = d.node(&table, key) {
+                d.fault(node.at, Fault::IwarpOnly(key));
+            }
+        }
+    }
+    Some(Listener { transport, address: address?, fpdu: value_or_default(fpdu), crc: value_or_default(crc) })
+}
+
+fn subsystem(d: &mut Decoder, node: &Node) -> Option<Subsystem> {
+    let faults_before = d.faults();
+    let table = d.table(node, "a subsystem", SUBSYSTEM)?;
+    let nqn = d.required(&table, "nqn");
+    let hosts = allowed_hosts(d, &table, faults_before);
+    let serial = d.optional(&table, "serial");
+    let model = d.optional(&table, "model");
+    let namespaces = items(d, &table, &NAMESPACES, namespace);
+    Some(Subsystem { nqn: nqn?, hosts: hosts?, serial, model, namespaces })
+}
+
+/// The origin of the result is where everyone or the list is allowed. That there is neither is told only if nothing else is
+/// wrong with the subsystem yet: a misspelt key would be told twice.
+fn allowed_hosts(d: &mut Decoder, table: &Table<'_>, faults_before: usize) -> Option<Located<AllowedHosts>> {
+    let any: Option<Located<bool>> = d.optional(table, "allow_any_host");
+    let any = any.filter(|any| any.value);
+    let Some(node) = d.node(table, "hosts") else {
+        if any.is_none() && d.faults() == faults_before {
+            d.fault(table.at(), Fault::NoHost);
+        }
+        return any.map(|any| any.map(|_| AllowedHosts::Any));
+    };
+    let nodes = d.list(node, &HOSTS)?;
+    match (any, nodes.is_empty()) {
+        (Some(any), true) => Some(any.map(|_| AllowedHosts::Any)),
+        (Some(_), false) => {
+            d.fault(node.at, Fault::HostsAndAnyHost);
+            None
+        }
+        (None, true) => {
+            d.fault(node.at, Fault::NoHost);
+            None
+        }
+        (None, false) => Some(Located { value: listed_hosts(d, nodes), origin: d.origin(node.at) }),
+    }
+}
+
+fn listed_hosts(d: &mut Decoder, nodes: &[Node]) -> AllowedHosts {
+    let mut hosts = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        match d.scalar(node, HOSTS.key) {
+            Some(host) if hosts.contains(&host.value) => {
+                d.fault(node.at, Fault::DuplicateHost(host.value));
+            }
+            Some(host) => hosts.push(host.value),
+            None => {}
+        }
+    }
+    AllowedHosts::Listed(hosts)
+}
+
+fn namespace(d: &mut Decoder, node: &Node) -> Option<Namespace> {
+    let table = d.table(node, "a namespace", NAMESPACE)?;
+    let nsid = d.required(&table, "nsid");
+    let backend = d.required_node(&table, "backend", BACKEND_EXPECTED).and_then(|node| backend(d, node));
+    let configured_block_size = d.optional(&table, "block_size");
+    let read_only = value_or_default(d.optional(&table, "read_only"));
+    let uuid = d.optional(&table, "uuid");
+    let nguid = d.optional(&table, "nguid");
+    Some(Namespace { origin: d.origin(table.at()), nsid: nsid?, backend: backend?, configured_block_size, read_only, uuid, nguid })
+}
+
+/// The origin of the result is the path's or the size's, which is what later errors are about.
+fn backend(d: &mut Decoder, node: &Node) -> Option<Located<Backend>> {
+    let (kind, node) = d.variant(node, "`backend`", BACKEND)?;
+    match kind {
+        "file" => file(d, node),
+        "device" => {
+            let table = d.table(node, "`device`", DEVICE)?;
+            let path: Located<PathBuf> = d.required(&table, "path")?;
+            Some(path.map(|path| Backend::Device { path }))
+        }
+        _ => {
+            let table = d.table(node, "`memory`", MEMORY)?;
+            let size: Located<Size> = d.required(&table, "size")?;
+            Some(size.map(|size| Backend::Memory { size }))
+        }
+    }
+}
+
+fn file(d: &mut Decoder, node: &Node) -> Option<Located<Backend>> {
+    let table = d.table(node, "`file`", FILE)?;
+    let path: Option<Located<PathBuf>> = d.required(&table, "path");
+    let size: Option<Located<Size>> = d.optional(&table, "size");
+    let create: Option<Located<bool>> = d.optional(&table, "create");
+    if create.as_ref().is_some_and(|c| c.value) && d.node(&table, "size").is_none() {
+        d.fault(table.at(), Fault::CreateWithoutSize);
+    }
+    let create = value_or_default(create);
+    let size = size.map(|s| s.value);
+    Some(path?.map(|path| Backend::File { path, size, create }))
+}

@@ -1,0 +1,179 @@
+//! How each leaf type reads from a YAML value.
+
+use std::path::PathBuf;
+
+use crate::{
+    BlockSize, Controllers, Crc, Fpdu, HostPort, InCapsule, IoQueues, Model, NVME_PORT, Nguid, Nqn, PollBudget, PoolMemory, QueueSize,
+    Reactors, Serial, Size, TargetNsid, Transport, ValueError, yaml::node::Value,
+};
+
+/// Why a value is not of the wanted type.
+pub(crate) enum Mismatch {
+    /// Another kind of value than [`Scalar::EXPECTED`].
+    Kind,
+    /// A number or the like where a text is wanted: quotes would do.
+    Unquoted,
+    /// The right kind, but not a value that the type has.
+    Value(ValueError),
+}
+
+/// A leaf of the configuration.
+pub(crate) trait Scalar: Sized {
+    /// What would be right, for an error.
+    const EXPECTED: &'static str;
+
+    fn read(value: &Value) -> Result<Self, Mismatch>;
+}
+
+fn text(value: &Value) -> Result<&str, Mismatch> {
+    match value {
+        Value::Text(text) => Ok(text),
+        Value::Bool(_) | Value::Integer(_) | Value::Float(_) => Err(Mismatch::Unquoted),
+        Value::Null | Value::Sequence(_) | Value::Mapping(_) => Err(Mismatch::Kind),
+    }
+}
+
+fn invalid(error: impl Into<ValueError>) -> Mismatch {
+    Mismatch::Value(error.into())
+}
+
+macro_rules! texts {
+    ($($type:ident: $expected:literal),+ $(,)?) => {$(
+        impl Scalar for $type {
+            const EXPECTED: &'static str = $expected;
+
+            fn read(value: &Value) -> Result<Self, Mismatch> {
+                text(value)?.parse().map_err(invalid)
+            }
+        }
+    )+};
+}
+
+texts! {
+    Nqn: "an NQN such as nqn.2026-11.org.example:vol0",
+    Nguid: "32 hexadecimal digits",
+    Serial: "a text of 1 to 20 characters",
+    Model: "a text of 1 to 40 characters",
+}
+
+macro_rules! switches {
+    ($($type:ident),+) => {$(
+        impl Scalar for $type {
+            const EXPECTED: &'static str = Self::EXPECTED;
+
+            fn read(value: &Value) -> Result<Self, Mismatch> {
+                match value {
+                    Value::Text(text) => text.parse().map_err(invalid),
+                    _ => Err(Mismatch::Kind),
+                }
+            }
+        }
+    )+};
+}
+
+switches!(Transport, Fpdu, Crc);
+
+macro_rules! numbers {
+    ($($type:ident),+) => {$(
+        impl Scalar for $type {
+            const EXPECTED: &'static str = Self::EXPECTED;
+
+            fn read(value: &Value) -> Result<Self, Mismatch> {
+                match value {
+                    Value::Integer(n) => Self::from_wide(*n).map_err(|_| Mismatch::Kind),
+                    _ => Err(Mismatch::Kind),
+                }
+            }
+        }
+    )+};
+}
+
+numbers!(Reactors, QueueSize, IoQueues, Controllers, TargetNsid);
+
+impl Scalar for bool {
+    const EXPECTED: &'static str = "true or false";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        match value {
+            Value::Bool(value) => Ok(*value),
+            _ => Err(Mismatch::Kind),
+        }
+    }
+}
+
+impl Scalar for Size {
+    const EXPECTED: &'static str = "a size such as 512, 4KiB or 10GiB";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        match value {
+            Value::Integer(n) => u64::try_from(*n).map(Self::from_bytes).map_err(|_| Mismatch::Kind),
+            Value::Text(text) => text.parse().map_err(invalid),
+            _ => Err(Mismatch::Kind),
+        }
+    }
+}
+
+macro_rules! sizes {
+    ($($type:ident: $expected:literal),+ $(,)?) => {$(
+        impl Scalar for $type {
+            const EXPECTED: &'static str = $expected;
+
+            fn read(value: &Value) -> Result<Self, Mismatch> {
+                Self::try_from(Size::read(value)?).map_err(invalid)
+            }
+        }
+    )+};
+}
+
+sizes! {
+    BlockSize: "512, 1024, 2048 or 4096",
+    InCapsule: "a size up to 16KiB",
+    PoolMemory: "a size such as 64MiB",
+}
+
+impl Scalar for PollBudget {
+    const EXPECTED: &'static str = "0 or a time up to 10ms such as 50us";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        match value {
+            Value::Integer(n) => u32::try_from(*n).ok().and_then(Self::from_micros).ok_or(Mismatch::Kind),
+            Value::Text(text) => text.parse().map_err(invalid),
+            _ => Err(Mismatch::Kind),
+        }
+    }
+}
+
+impl Scalar for HostPort {
+    const EXPECTED: &'static str = "an address such as \"0.0.0.0:4420\"";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        Self::parse(text(value)?, NVME_PORT).map_err(invalid)
+    }
+}
+
+impl Scalar for uuid::Uuid {
+    const EXPECTED: &'static str = "a UUID such as 11111111-2222-3333-4444-555555555555";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        let text = text(value)?;
+        Self::try_parse(text).ok().filter(|uuid| !uuid.is_nil()).ok_or_else(|| Mismatch::Value(ValueError::Uuid(text.to_owned())))
+    }
+}
+
+impl Scalar for PathBuf {
+    const EXPECTED: &'static str = "an absolute path such as /var/lib/godwit/vol0.img";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        let text = text(value)?;
+        if text.contains('\0') {
+            return Err(Mismatch::Value(ValueError::PathNul));
+        }
+        if !text.starts_with('/') {
+            return Err(Mismatch::Value(ValueError::RelativePath(text.to_owned())));
+        }
+        if text.ends_with('/') {
+            return Err(Mismatch::Value(ValueError::DirectoryPath(text.to_owned())));
+        }
+        Ok(text.into())
+    }
+}
