@@ -1,0 +1,229 @@
+//! An open store, and what its threads share: geometry, identity, and what was learnt about it.
+
+use std::io::{self, Seek, SeekFrom};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use godwit_reactor::{AllocateMode, BackingFile};
+use uuid::Uuid;
+
+use super::{Identity, StorageId};
+
+/// What a store is kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A block device.
+    Device,
+    /// Memory of this process: empty at each start.
+    Memory,
+}
+
+/// What is known about a store when it is opened.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// For logs: `/var/lib/x.img, O_DIRECT`.
+    pub text: String,
+    /// What it is kept in.
+    pub kind: Kind,
+    /// Its size in bytes: a multiple of the block size, not 0.
+    pub size_bytes: u64,
+    /// Bytes of a logical block.
+    pub block_bytes: u32,
+    /// Whether it must not be changed.
+    pub read_only: bool,
+    /// Who it is.
+    pub identity: Identity,
+    /// What lies below it, to tell two stores on one thing; `None` for memory.
+    pub storage: Option<StorageId>,
+    /// Whether I/O passes through the page cache. With neither this nor `in_memory` it is direct, in whole blocks.
+    pub buffered: bool,
+    /// Whether the data are in memory and operations run in place, on the thread that submits them.
+    pub in_memory: bool,
+}
+
+/// A file, device or piece of memory that holds a namespace. `F` is what a reactor registers: [`BackingFile`] in the daemon.
+#[derive(Debug)]
+pub struct Store<F> {
+    pub(super) file: F,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What the threads that work on a store share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) description: Description,
+    sync_failed: AtomicBool,
+    /// The store is known to end here, if that is less than its size.
+    intact_bytes: AtomicU64,
+    no_punch_hole: AtomicBool,
+    no_zero_range: AtomicBool,
+}
+
+impl<F> Store<F> {
+    /// A store on a file that was opened by other means than [`Store::open`]: how the simulator makes one.
+    ///
+    /// # Panics
+    ///
+    /// When size and block size do not agree: whoever opened it checks them.
+    pub fn new(file: F, description: Description) -> Self {
+        let blocks = description.size_bytes.checked_div(u64::from(description.block_bytes));
+        assert!(blocks.is_some_and(|blocks| blocks > 0 && blocks * u64::from(description.block_bytes) == description.size_bytes));
+        let shared = Shared {
+            sync_failed: AtomicBool::new(false),
+            intact_bytes: AtomicU64::new(description.size_bytes),
+            no_punch_hole: AtomicBool::new(false),
+            no_zero_range: AtomicBool::new(false),
+            description,
+        };
+        Self { file, shared: Arc::new(shared) }
+    }
+
+    /// Its size in bytes, which never changes.
+    pub fn size_bytes(&self) -> u64 {
+        self.shared.description.size_bytes
+    }
+
+    /// Bytes of a logical block.
+    pub fn block_size(&self) -> u32 {
+        self.shared.description.block_bytes
+    }
+
+    /// Who it is.
+    pub fn identity(&self) -> Identity {
+        self.shared.description.identity
+    }
+
+    /// Whether it cannot be changed.
+    pub fn read_only(&self) -> bool {
+        self.shared.description.read_only
+    }
+
+    /// What it is kept in.
+    pub fn kind(&self) -> Kind {
+        self.shared.description.kind
+    }
+
+    /// What it is, for logs: `/var/lib/x.img, O_DIRECT`.
+    pub fn description(&self) -> &str {
+        &self.shared.description.text
+    }
+
+    /// Whether a sync has failed, so that flushes and durable writes fail until [`Self::reopen`].
+    pub fn sync_failed(&self) -> bool {
+        self.shared.sync_failed()
+    }
+
+    /// Whether the file was found shorter than it was when it was opened.
+    pub fn truncated(&self) -> bool {
+        self.shared.intact_bytes() < self.size_bytes()
+    }
+
+    /// Whether two stores lie on the same file or device, under whatever names.
+    pub fn same_storage<G>(&self, other: &Store<G>) -> bool {
+        self.shared.description.storage.is_some() && self.shared.description.storage == other.shared.description.storage
+    }
+}
+
+impl Store<BackingFile> {
+    /// Looks whether someone truncated the file. Cheap (no I/O); the control thread calls it about once a second.
+    ///
+    /// # Errors
+    ///
+    /// Those of the operating system.
+    pub fn check_size(&self) -> io::Result<()> {
+        let len_bytes = self.current_bytes()?;
+        if len_bytes < self.size_bytes() {
+            self.shared.note_truncated(len_bytes);
+        }
+        Ok(())
+    }
+
+    /// An administrator's word that what was lost has been dealt with: syncs once, checks the size, and forgets an earlier sync failure or truncation.
+    ///
+    /// # Errors
+    ///
+    /// When syncing fails again, or the file is still too short; then nothing is forgotten.
+    pub fn reopen(&self) -> io::Result<()> {
+        self.file.file.sync_data()?;
+        let (found, size_bytes) = (self.current_bytes()?, self.size_bytes());
+        if found < size_bytes {
+            return Err(io::Error::other(format!("{} has {found} bytes of {size_bytes}", self.description())));
+        }
+        self.shared.intact_bytes.store(size_bytes, Ordering::Relaxed);
+        self.shared.sync_failed.store(false, Ordering::SeqCst);
+        tracing::info!(store = self.description(), "reopened");
+        Ok(())
+    }
+
+    pub(super) fn current_bytes(&self) -> io::Result<u64> {
+        match self.kind() {
+            // All I/O names its offset: the position that this moves is nobody's.
+            Kind::Device => (&*self.file.file).seek(SeekFrom::End(0)),
+            Kind::File | Kind::Memory => Ok(self.file.file.metadata()?.len()),
+        }
+    }
+}
+
+impl Description {
+    /// A disk of the simulator: it outlives the daemon, so it has an identity of its own; its operations may end early at any byte.
+    pub fn of_simulated_disk(size_bytes: u64, block_bytes: u32, uuid: Uuid) -> Self {
+        Self {
+            text: "simulated disk".to_owned(),
+            kind: Kind::File,
+            size_bytes,
+            block_bytes,
+            read_only: false,
+            identity: Identity::of_uuid(uuid),
+            storage: None,
+            buffered: false,
+            in_memory: true,
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn is_direct(&self) -> bool {
+        !self.description.buffered && !self.description.in_memory
+    }
+
+    pub(super) fn sync_failed(&self) -> bool {
+        self.sync_failed.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn note_sync_failure(&self, error: &io::Error) {
+        if !self.sync_failed.swap(true, Ordering::SeqCst) {
+            let store = self.description.text.as_str();
+            tracing::error!(store, %error, "a sync failed; flushes and forced writes are refused until the namespace is reopened");
+        }
+    }
+
+    pub(super) fn intact_bytes(&self) -> u64 {
+        self.intact_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_truncated(&self, intact_bytes: u64) {
+        if self.intact_bytes.fetch_min(intact_bytes, Ordering::Relaxed) > intact_bytes {
+            let (store, size_bytes) = (self.description.text.as_str(), self.description.size_bytes);
+            tracing::error!(store, size_bytes, intact_bytes, "the backing file was truncated; what lay behind its new end is refused");
+        }
+    }
+
+    pub(super) fn supports(&self, mode: AllocateMode) -> bool {
+        !self.unsupported(mode).load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_unsupported(&self, mode: AllocateMode) {
+        if !self.unsupported(mode).swap(true, Ordering::Relaxed) {
+            tracing::debug!(store = self.description.text, ?mode, "not supported here");
+        }
+    }
+
+    fn unsupported(&self, mode: AllocateMode) -> &AtomicBool {
+        match mode {
+            AllocateMode::PunchHole => &self.no_punch_hole,
+            AllocateMode::ZeroRange => &self.no_zero_range,
+        }
+    }
+}

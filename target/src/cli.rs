@@ -1,0 +1,208 @@
+//! The command line of the daemon.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, ValueEnum};
+use clap_complete::Shell;
+use godwit_config::{Arguments, Export, Nqn, Reactors, Target as Configuration, Url, one_line};
+use tracing_subscriber::EnvFilter;
+
+use crate::daemon;
+use crate::logging;
+
+const FAILED: u8 = 1;
+const WRONG_USAGE: u8 = 2;
+
+const EXAMPLES: &str = "\
+Examples:
+  Export a file, making it when there is none, to this machine:
+    godwit-target --export disk.img,size=1GiB
+  Export a device read-only, to one host, on an address of the network:
+    godwit-target --export device:/dev/sdb,read_only --listen iwarp://192.0.2.1 \\
+        --host nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555
+  Check a configuration, then run it:
+    godwit-target --config /etc/godwit/target.yaml --check
+    godwit-target --config /etc/godwit/target.yaml
+
+Exit codes: 0 stopped by a signal, or the configuration is right; 1 failed; 2 wrong usage or configuration.";
+
+/// Export files, block devices and memory as NVMe namespaces over RDMA.
+#[derive(Debug, Parser)]
+#[command(name = "godwit-target", version, after_help = EXAMPLES)]
+struct Cli {
+    /// Read the configuration from this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["export", "listen", "nqn", "host"], required_unless_present_any = ["export", "completions", "man"])]
+    config: Option<PathBuf>,
+
+    /// Check the configuration, and do nothing else
+    #[arg(long)]
+    check: bool,
+
+    /// Export PATH[,size=SIZE][,block_size=SIZE][,read_only], device:PATH or memory:SIZE; each use is one namespace
+    #[arg(long, value_name = "EXPORT")]
+    export: Vec<Export>,
+
+    /// Listen on iwarp://ADDRESS[:PORT]; port 0 is any free one [default: iwarp://127.0.0.1:4420]
+    #[arg(long, value_name = "URL", value_parser = Url::parse_listen, requires = "export")]
+    listen: Vec<Url>,
+
+    /// Name of the subsystem [default: nqn.2026-11.org.example:godwit]
+    #[arg(long, requires = "export")]
+    nqn: Option<Nqn>,
+
+    /// Let only the host of this name connect; may be repeated [default: every host]
+    #[arg(long, value_name = "NQN", requires = "export")]
+    host: Vec<Nqn>,
+
+    /// Let every host connect from other machines too: a host NQN is a name, not a password
+    #[arg(long)]
+    allow_any_host_remote: bool,
+
+    /// Number of reactor threads [default: as configured, or the cores, at most 4]
+    #[arg(long, value_name = "N")]
+    reactors: Option<Reactors>,
+
+    /// What to log: error, warn, info, debug, trace, or a filter such as godwit_target=debug
+    #[arg(long, value_name = "FILTER", env = "GODWIT_LOG", default_value = "info")]
+    log: String,
+
+    /// How to log, to standard error [default: journald under systemd, else text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+
+    /// Print the completions for a shell
+    #[arg(long, value_name = "SHELL", hide = true)]
+    completions: Option<Shell>,
+
+    /// Print the manual page
+    #[arg(long, hide = true)]
+    man: bool,
+}
+
+/// Form of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people: time, level, message
+    Text,
+    /// One JSON object a line
+    Json,
+    /// For journald: priority and message, the journal has the time
+    Journald,
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(asked) if !asked.use_stderr() => asked.exit(),
+        Err(error) => return fail(&one_line(&error.to_string()), WRONG_USAGE),
+    };
+    if let Some(shell) = cli.completions {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "godwit-target", &mut script);
+        return print(&script);
+    }
+    if cli.man {
+        let mut page = Vec::new();
+        return match clap_mangen::Man::new(Cli::command()).render(&mut page) {
+            Ok(()) => print(&page),
+            Err(error) => fail(&error.to_string(), FAILED),
+        };
+    }
+    let filter = match cli.log.parse::<EnvFilter>() {
+        Ok(filter) => filter,
+        Err(error) => return fail(&format!("--log {}: {error}", cli.log), WRONG_USAGE),
+    };
+    let configuration = match cli.configuration() {
+        Ok(configuration) => configuration,
+        Err(message) => return fail(&message, WRONG_USAGE),
+    };
+    if cli.check {
+        return print(b"the configuration is right\n");
+    }
+    logging::start(filter, cli.log_format.unwrap_or_else(logging::usual_format));
+    match daemon::run(&configuration) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error.to_string(), FAILED),
+    }
+}
+
+/// Writes to standard output. That nobody reads on, as after `| head`, is no failure.
+fn print(text: &[u8]) -> ExitCode {
+    let mut output = io::stdout();
+    match output.write_all(text).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => fail(&format!("cannot write to standard output: {error}"), FAILED),
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn fail(message: &str, code: u8) -> ExitCode {
+    for line in message.lines() {
+        eprintln!("godwit-target: {line}");
+    }
+    ExitCode::from(code)
+}
+
+impl Cli {
+    /// The configuration that the file or the arguments make; or every fault of it, a line each.
+    fn configuration(&self) -> Result<Configuration, String> {
+        let made = match &self.config {
+            Some(path) => Configuration::load(path, self.allow_any_host_remote).map_err(|error| error.to_string()),
+            None => Configuration::from_arguments(Arguments {
+                exports: self.export.clone(),
+                listen: self.listen.clone(),
+                nqn: self.nqn.clone(),
+                hosts: self.host.clone(),
+                allow_any_host_remote: self.allow_any_host_remote,
+            })
+            .map_err(|problems| problems.to_string()),
+        };
+        let mut configuration = made?;
+        if let Some(reactors) = self.reactors {
+            configuration.reactors = reactors;
+        }
+        daemon::check(&configuration).map_err(|error| error.to_string())?;
+        Ok(configuration)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from([&["godwit-target"], arguments].concat())
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_quick_start_needs_an_export_and_nothing_else() {
+        let configuration = parse(&["--export", "memory:1MiB", "--reactors", "2"]).unwrap().configuration().unwrap();
+        assert_eq!(configuration.reactors.get(), 2);
+        assert_eq!(configuration.subsystems.len(), 1);
+        assert_eq!(configuration.listeners[0].address.to_string(), "127.0.0.1:4420");
+    }
+
+    #[test]
+    fn file_and_arguments_exclude_each_other_and_one_is_needed() {
+        assert!(parse(&[]).is_err());
+        assert!(parse(&["--check"]).is_err());
+        assert!(parse(&["--listen", "iwarp://127.0.0.1"]).is_err());
+        assert!(parse(&["--config", "a", "--export", "b"]).is_err());
+        assert!(parse(&["--config", "a", "--check"]).is_ok());
+    }
+
+    #[test]
+    fn any_host_from_other_machines_needs_the_flag() {
+        let remote = ["--export", "memory:1MiB", "--listen", "iwarp://0.0.0.0:0"];
+        assert!(parse(&remote).unwrap().configuration().unwrap_err().contains("--allow-any-host-remote"));
+        assert!(parse(&[&remote[..], &["--allow-any-host-remote"]].concat()).unwrap().configuration().is_ok());
+        assert!(parse(&[&remote[..], &["--host", "nqn.2026-11.org.example:a"]].concat()).unwrap().configuration().is_ok());
+    }
+}

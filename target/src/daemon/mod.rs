@@ -1,0 +1,253 @@
+//! The daemon: a control thread that opens, binds and waits, and the reactor threads that work.
+
+mod reactor_thread;
+mod setup;
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use godwit_config::Target as Configuration;
+use godwit_reactor::{BackingFile, Incoming, Listener};
+use sd_notify::NotifyState;
+use signal_hook::consts::signal::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::backend::Store;
+use crate::{Handover, Target};
+use reactor_thread::Thread;
+use setup::Opened;
+
+pub use setup::{SetupError, check};
+
+/// How long the reactor threads may take to stop.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// How often the control thread looks whether somebody truncated a backing file.
+const SIZE_CHECK: Duration = Duration::from_secs(1);
+
+/// Why the daemon ended other than by a signal.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// It could not start.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// A reactor thread ended.
+    #[error("reactor {index} ended: {reason}")]
+    Reactor {
+        /// Which.
+        index: usize,
+        /// Why.
+        reason: String,
+    },
+    /// Commands in a backend did not end in time.
+    #[error("stopping took more than {} s; what was not answered is not acknowledged", STOP_LIMIT.as_secs())]
+    Stuck,
+}
+
+/// What the control thread hears.
+enum Heard {
+    /// Listeners and stores are open, or why not.
+    Opened(Box<Result<Opened, SetupError>>),
+    /// A reactor thread works.
+    Ready,
+    /// A reactor thread ended.
+    Ended(usize, Result<(), String>),
+    /// SIGTERM or SIGINT.
+    Signal,
+}
+
+/// Tells the control thread that a reactor thread has ended, when it is dropped: also by a panic, so that the daemon ends instead of serving on with a part
+/// of its threads.
+struct End {
+    index: usize,
+    result: Result<(), String>,
+    tell: Sender<Heard>,
+}
+
+impl End {
+    /// The end of a thread that has just begun.
+    fn of(index: usize, tell: Sender<Heard>) -> Self {
+        Self { index, result: Err("it panicked".to_owned()), tell }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let result = std::mem::replace(&mut self.result, Ok(()));
+        // The control thread may have given up waiting.
+        let _ = self.tell.send(Heard::Ended(self.index, result));
+    }
+}
+
+/// Runs the daemon until a signal ends it.
+///
+/// # Errors
+///
+/// Why it could not start, or why it ended by itself.
+pub fn run(configuration: &Configuration) -> Result<(), DaemonError> {
+    let (tell, hear) = mpsc::channel();
+    watch_signals(tell.clone())?;
+    open(configuration, tell.clone())?;
+    let Some(opened) = wait_until_open(&hear)? else { return Ok(()) };
+    let listeners = opened.listeners;
+    let urls: Vec<_> = opened.target.portals.iter().map(|portal| format!("iwarp://{}", portal.address)).collect();
+    let target = Arc::new(opened.target);
+    let threads = spawn(configuration, &target, &opened.stores, listeners, &tell)?;
+    if !wait_until_ready(&hear, threads.len())? {
+        return Ok(());
+    }
+    for url in urls {
+        // Nobody may be listening, and the daemon serves all the same.
+        let _ = writeln!(io::stdout(), "listening on {url}");
+    }
+    let _ = sd_notify::notify(&[NotifyState::Ready]);
+    let ended = watch(&hear, &opened.stores);
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    target.drain();
+    let already = usize::from(ended.is_err());
+    let stopped = wait_until_stopped(&hear, threads, already);
+    ended.and(stopped)
+}
+
+fn watch_signals(tell: Sender<Heard>) -> Result<(), SetupError> {
+    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(|error| SetupError::Signals { error })?;
+    let watch = move || {
+        for _ in signals.forever() {
+            if tell.send(Heard::Signal).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("signals".into()).spawn(watch).map_err(|error| SetupError::Thread { error })?;
+    Ok(())
+}
+
+/// Opens everything on a thread of its own: a store may have to wait for the lock of a predecessor, and a signal must not.
+fn open(configuration: &Configuration, tell: Sender<Heard>) -> Result<(), SetupError> {
+    let configuration = configuration.clone();
+    let open = move || drop(tell.send(Heard::Opened(Box::new(setup::open(&configuration)))));
+    thread::Builder::new().name("opener".into()).spawn(open).map_err(|error| SetupError::Thread { error })?;
+    Ok(())
+}
+
+/// What was opened; `None` when a signal came first.
+fn wait_until_open(hear: &Receiver<Heard>) -> Result<Option<Opened>, SetupError> {
+    match hear.recv() {
+        Ok(Heard::Opened(opened)) => opened.map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn spawn(
+    configuration: &Configuration,
+    target: &Arc<Target>,
+    stores: &[Arc<Store<BackingFile>>],
+    listeners: Vec<Listener>,
+    tell: &Sender<Heard>,
+) -> Result<Vec<JoinHandle<()>>, SetupError> {
+    let count = usize::from(configuration.reactors.get());
+    let layout = setup::pool_layout(configuration, &target.limits, stores.len())?;
+    let (senders, receivers): (Vec<_>, Vec<Receiver<Handover<Incoming>>>) = (0..count).map(|_| mpsc::channel()).unzip();
+    let mut of_thread: Vec<Vec<(u16, Listener)>> = (0..count).map(|_| Vec::new()).collect();
+    for (portal, listener) in (0..).zip(listeners) {
+        of_thread[usize::from(portal) % count].push((portal, listener));
+    }
+    let mut threads = Vec::with_capacity(count);
+    for (index, (incoming, listeners)) in receivers.into_iter().zip(of_thread).enumerate() {
+        let thread = Thread {
+            index,
+            target: Arc::clone(target),
+            stores: stores.to_vec(),
+            listeners,
+            incoming,
+            peers: senders.clone(),
+            pool: layout.clone(),
+            poll: configuration.poll.duration(),
+        };
+        let tell = tell.clone();
+        let run = move || {
+            let mut end = End::of(index, tell.clone());
+            let ready = || drop(tell.send(Heard::Ready));
+            end.result = thread.run(ready);
+        };
+        let spawned = thread::Builder::new().name(format!("reactor{index}")).spawn(run);
+        threads.push(spawned.map_err(|error| SetupError::Thread { error })?);
+    }
+    Ok(threads)
+}
+
+/// Waits until all reactor threads work. False when a signal came first.
+fn wait_until_ready(hear: &Receiver<Heard>, count: usize) -> Result<bool, DaemonError> {
+    let mut ready = 0;
+    while ready < count {
+        match hear.recv() {
+            Ok(Heard::Ready) => ready += 1,
+            Ok(Heard::Ended(_, Err(reason))) => return Err(SetupError::Reactor { reason }.into()),
+            Ok(Heard::Ended(_, Ok(())) | Heard::Signal | Heard::Opened(_)) | Err(_) => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+/// Waits for a signal, and looks after the stores meanwhile.
+fn watch(hear: &Receiver<Heard>, stores: &[Arc<Store<BackingFile>>]) -> Result<(), DaemonError> {
+    loop {
+        match hear.recv_timeout(SIZE_CHECK) {
+            Ok(Heard::Signal) => return Ok(()),
+            Ok(Heard::Ended(index, result)) => {
+                let reason = result.err().unwrap_or_else(|| "nobody told it to".to_owned());
+                return Err(DaemonError::Reactor { index, reason });
+            }
+            Ok(Heard::Ready | Heard::Opened(_)) | Err(RecvTimeoutError::Disconnected) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                for store in stores {
+                    if let Err(error) = store.check_size() {
+                        tracing::warn!(store = store.description(), "cannot look at its size: {error}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn wait_until_stopped(hear: &Receiver<Heard>, threads: Vec<JoinHandle<()>>, already: usize) -> Result<(), DaemonError> {
+    let deadline = Instant::now() + STOP_LIMIT;
+    let mut ended = already;
+    while ended < threads.len() {
+        match hear.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Heard::Ended(_, Ok(()))) => ended += 1,
+            Ok(Heard::Ended(index, Err(reason))) => return Err(DaemonError::Reactor { index, reason }),
+            Ok(Heard::Ready | Heard::Signal | Heard::Opened(_)) => {}
+            Err(_) => return Err(DaemonError::Stuck),
+        }
+    }
+    for thread in threads {
+        if thread.join().is_err() {
+            tracing::error!("a reactor thread panicked");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_panics_is_missed() {
+        let (tell, hear) = mpsc::channel();
+        let panicking = tell.clone();
+        let thread = thread::spawn(move || {
+            let _end = End::of(3, panicking);
+            panic!("on purpose");
+        });
+        assert!(thread.join().is_err());
+        let ended = watch(&hear, &[]).unwrap_err();
+        assert_eq!(ended.to_string(), "reactor 3 ended: it panicked");
+        End::of(4, tell).result = Ok(());
+        assert!(matches!(hear.recv(), Ok(Heard::Ended(4, Ok(())))));
+    }
+}

@@ -1,0 +1,298 @@
+//! From the configuration to open stores, bound listeners and the target that they make.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use godwit_config::{Backend, BlockSize as ConfiguredBlockSize, Crc, Fpdu, Target as Configuration, Transport};
+use godwit_memory::{Layout, PoolError};
+use godwit_nvme::{BlockSize, Nsid, QueueSize};
+use godwit_rdma::FpduSize;
+use godwit_reactor::{BackingFile, Listener};
+use uuid::Uuid;
+
+use crate::backend::{OpenError, OpenOptions, Source, Store, in_words, reject_shared_storage};
+use crate::layout;
+use crate::{AllowedHosts, Limits, Namespace, Portal, Subsystem, Target};
+
+/// How long an address that is in use is waited for: the kernel takes the rings of a daemon that was killed down a moment after its end, and its
+/// listeners with them.
+const IN_USE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why the daemon could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// A backing store.
+    #[error("{origin}: {source}")]
+    Store {
+        /// Where it is configured.
+        origin: String,
+        /// Why.
+        source: OpenError,
+    },
+    /// Two namespaces on one store.
+    #[error(transparent)]
+    Shared(OpenError),
+    /// A transport that this build lacks.
+    #[error("{origin}: the transport rdma is not part of this build; use iwarp, which needs no RDMA device")]
+    NoVerbs {
+        /// Where it is configured.
+        origin: String,
+    },
+    /// A listener's host name.
+    #[error("{origin}: cannot resolve {address}: {error}; correct the name, or write an address")]
+    Resolve {
+        /// Where it is configured.
+        origin: String,
+        /// The address.
+        address: String,
+        /// Why.
+        error: io::Error,
+    },
+    /// A listener's address.
+    #[error("{origin}: cannot listen on {address}: {}", explain(error))]
+    Bind {
+        /// Where it is configured.
+        origin: String,
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
+    /// Signals cannot be caught.
+    #[error("cannot catch signals: {}", in_words(error))]
+    Signals {
+        /// Why.
+        error: io::Error,
+    },
+    /// No thread.
+    #[error("cannot start a thread: {}; raise TasksMax= in the systemd unit, or `ulimit -u` in the shell", in_words(error))]
+    Thread {
+        /// Why.
+        error: io::Error,
+    },
+    /// No memory.
+    #[error("the memory of a reactor: {0}")]
+    Pool(#[from] PoolError),
+    /// A reactor thread could not start.
+    #[error("{reason}")]
+    Reactor {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What to do about a failed bind.
+fn explain(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "address in use; stop the program that listens there (`ss -ltnp` names it), or choose another port".to_owned()
+        }
+        io::ErrorKind::PermissionDenied => {
+            "permission denied; ports below 1024 need CAP_NET_BIND_SERVICE (AmbientCapabilities= in the systemd unit), or choose another port"
+                .to_owned()
+        }
+        io::ErrorKind::AddrNotAvailable => "no such address on this machine; see `ip address`".to_owned(),
+        _ => in_words(error),
+    }
+}
+
+/// Everything that was opened.
+pub(super) struct Opened {
+    pub(super) target: Target,
+    pub(super) stores: Vec<Arc<Store<BackingFile>>>,
+    /// One per portal.
+    pub(super) listeners: Vec<Listener>,
+}
+
+/// Finds what is wrong with a configuration on this machine and in this build, without opening anything.
+///
+/// # Errors
+///
+/// A transport that is not there, or two namespaces on one file under different names.
+pub fn check(configuration: &Configuration) -> Result<(), SetupError> {
+    if let Some(listener) = configuration.listeners.iter().find(|listener| listener.transport == Transport::Rdma) {
+        return Err(SetupError::NoVerbs { origin: listener.address.origin.to_string() });
+    }
+    let sources: Vec<_> = namespaces(configuration).map(|namespace| source(&namespace.backend)).collect();
+    reject_shared_storage(&sources.iter().collect::<Vec<_>>()).map_err(SetupError::Shared)
+}
+
+/// Binds the listeners and opens the stores of a configuration that was checked.
+pub(super) fn open(configuration: &Configuration) -> Result<Opened, SetupError> {
+    let (portals, listeners) = bind(configuration)?;
+    let mut stores = Vec::with_capacity(namespaces(configuration).count());
+    let mut subsystems = Vec::with_capacity(configuration.subsystems.len());
+    for subsystem in &configuration.subsystems {
+        let mut namespaces = Vec::with_capacity(subsystem.namespaces.len());
+        for namespace in &subsystem.namespaces {
+            let store = open_store(namespace)?;
+            namespaces.push(describe(namespace, &store, stores.len()));
+            tracing::info!(nqn = %*subsystem.nqn, nsid = namespace.nsid.get(), store = store.description(), "namespace opened");
+            stores.push(Arc::new(store));
+        }
+        subsystems.push(Subsystem {
+            nqn: subsystem.nqn.value.clone(),
+            hosts: match &*subsystem.hosts {
+                godwit_config::AllowedHosts::Any => AllowedHosts::Any,
+                godwit_config::AllowedHosts::Listed(hosts) => AllowedHosts::Listed(hosts.clone()),
+            },
+            serial: subsystem.serial.as_ref().map_or_else(|| derived_serial(subsystem.nqn.as_str()), |serial| serial.to_string()),
+            model: subsystem.model.as_ref().map_or_else(|| "Godwit".to_owned(), |model| model.to_string()),
+            namespaces,
+        });
+    }
+    let limits = limits(configuration);
+    let target = Target::new(subsystems, portals, limits, usize::from(configuration.reactors.get()));
+    Ok(Opened { target, stores, listeners })
+}
+
+/// The memory of a reactor thread.
+pub(super) fn pool_layout(configuration: &Configuration, limits: &Limits, stores: usize) -> Result<Layout, SetupError> {
+    let bytes = usize::try_from(configuration.memory.size().bytes()).unwrap_or(usize::MAX);
+    Ok(layout::layout(bytes, limits, stores)?)
+}
+
+fn namespaces(configuration: &Configuration) -> impl Iterator<Item = &godwit_config::Namespace> {
+    configuration.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces)
+}
+
+fn limits(configuration: &Configuration) -> Limits {
+    let limits = &configuration.limits;
+    Limits {
+        in_capsule_bytes: limits.in_capsule.bytes() as usize,
+        io_queue_size: QueueSize::new(limits.queue_size.get().into()).expect("the configuration bounds it"),
+        io_queues: limits.io_queues.get(),
+        controllers: limits.controllers.get(),
+    }
+}
+
+fn bind(configuration: &Configuration) -> Result<(Vec<Portal>, Vec<Listener>), SetupError> {
+    let (mut portals, mut listeners) = (Vec::new(), Vec::new());
+    for listener in &configuration.listeners {
+        let origin = listener.address.origin.to_string();
+        let resolved = listener.address.resolve();
+        let addresses =
+            resolved.map_err(|error| SetupError::Resolve { origin: origin.clone(), address: listener.address.to_string(), error })?;
+        for address in addresses {
+            let bound = listen(address, IN_USE_PATIENCE).map_err(|error| SetupError::Bind { origin: origin.clone(), address, error })?;
+            portals.push(Portal {
+                address: bound.local_address().unwrap_or(address),
+                crc: listener.crc == Crc::On,
+                fpdu: match listener.fpdu {
+                    Fpdu::Large => FpduSize::Large,
+                    Fpdu::Mss => FpduSize::Segment,
+                },
+            });
+            listeners.push(bound);
+        }
+    }
+    Ok((portals, listeners))
+}
+
+fn listen(address: SocketAddr, patience: Duration) -> io::Result<Listener> {
+    let started = Instant::now();
+    loop {
+        match Listener::tcp(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && started.elapsed() < patience => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            result => return result,
+        }
+    }
+}
+
+fn source(backend: &Backend) -> Source {
+    match backend {
+        Backend::File { path, size, create } => Source::File { path: path.clone(), size: size.map(|size| size.bytes()), create: *create },
+        Backend::Device { path } => Source::Device { path: path.clone() },
+        Backend::Memory { size } => Source::Memory { size: size.bytes() },
+    }
+}
+
+fn open_store(namespace: &godwit_config::Namespace) -> Result<Store<BackingFile>, SetupError> {
+    let device = match &*namespace.backend {
+        Backend::Device { path } => device_block_size(path),
+        Backend::File { .. } | Backend::Memory { .. } => None,
+    };
+    let mut options = OpenOptions::new(source(&namespace.backend));
+    options.block_size = namespace.block_size(device).bytes();
+    options.read_only = namespace.read_only;
+    options.uuid = namespace.uuid.as_ref().map(|uuid| uuid.value);
+    options.nguid = namespace.nguid.as_ref().map(|nguid| nguid.bytes());
+    Store::open(&options).map_err(|source| SetupError::Store { origin: namespace.origin.to_string(), source })
+}
+
+fn describe(namespace: &godwit_config::Namespace, store: &Store<BackingFile>, index: usize) -> Namespace {
+    Namespace {
+        nsid: Nsid::new(namespace.nsid.get()),
+        store: index,
+        block_size: BlockSize::new(store.block_size()).expect("the store checked it"),
+        size_bytes: store.size_bytes(),
+        read_only: store.read_only(),
+        can_deallocate: true,
+        nguid: store.identity().nguid,
+        uuid: store.identity().uuid,
+    }
+}
+
+/// The logical block size of a device. `None` when it cannot be told; opening it will say what is wrong.
+fn device_block_size(path: &Path) -> Option<ConfiguredBlockSize> {
+    let number = fs::metadata(path).ok()?.rdev();
+    let device = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    // A partition has none of its own; its disk is the folder above.
+    let read = |queue: &str| fs::read_to_string(format!("{device}/{queue}/logical_block_size"));
+    let text = read("queue").or_else(|_| read("../queue")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Ours alone, so that the machine id, which is confidential, cannot be told from what is derived.
+const SERIAL_NAMESPACE: Uuid = Uuid::from_u128(0x5c0d_6b1e_93a2_4c7f_8e15_7d20_b94f_a631);
+
+/// The same serial number at each start, and another on each machine and for each subsystem.
+fn derived_serial(nqn: &str) -> String {
+    // Without a machine id the name alone has to do.
+    let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let uuid = Uuid::new_v5(&SERIAL_NAMESPACE, format!("{}\n{nqn}", machine.trim()).as_bytes());
+    uuid.simple().to_string()[..20].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serial_numbers_are_stable_and_differ_by_subsystem() {
+        let serial = derived_serial("nqn.2026-11.org.example:a");
+        assert_eq!(serial, derived_serial("nqn.2026-11.org.example:a"));
+        assert_ne!(serial, derived_serial("nqn.2026-11.org.example:b"));
+        assert_eq!(serial.len(), 20);
+    }
+
+    #[test]
+    fn failed_binds_say_what_to_do() {
+        let say = |kind: io::ErrorKind| explain(&kind.into());
+        assert!(say(io::ErrorKind::AddrInUse).contains("choose another port"));
+        assert!(say(io::ErrorKind::PermissionDenied).contains("CAP_NET_BIND_SERVICE"));
+        assert!(say(io::ErrorKind::AddrNotAvailable).contains("ip address"));
+    }
+
+    #[test]
+    fn an_address_that_is_let_go_of_is_waited_for_and_one_that_is_not_is_in_use() {
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = other.local_addr().unwrap();
+        assert_eq!(listen(address, Duration::ZERO).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(100));
+                drop(other);
+            });
+            assert!(listen(address, Duration::from_secs(5)).is_ok());
+        });
+    }
+}

@@ -1,0 +1,242 @@
+//! What the target offers: subsystems, their namespaces and hosts, and everything that its reactor threads share.
+
+use std::net::SocketAddr;
+
+use godwit_nvme::{BlockSize, Nqn, Nsid};
+use godwit_rdma::FpduSize;
+use uuid::Uuid;
+
+use crate::association::{Association, Associations, Ending, SubsystemIndex, Waiter};
+use crate::counters::{Counters, Totals};
+use crate::limits::Limits;
+use crate::mailbox::{Mailbox, Notice};
+
+/// A namespace: blocks of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// Its identifier within its subsystem.
+    pub nsid: Nsid,
+    /// Which store holds its blocks: an index into the stores that each worker is made with.
+    pub store: usize,
+    /// Size of a logical block.
+    pub block_size: BlockSize,
+    /// Size of the store in bytes; what is beyond the last whole block is not used.
+    pub size_bytes: u64,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether blocks can be given back to the store.
+    pub can_deallocate: bool,
+    /// Namespace globally unique identifier.
+    pub nguid: [u8; 16],
+    /// UUID.
+    pub uuid: Uuid,
+}
+
+impl Namespace {
+    /// Size in logical blocks.
+    pub(crate) fn size_blocks(&self) -> u64 {
+        self.size_bytes / u64::from(self.block_size.bytes())
+    }
+}
+
+/// Who may connect to a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AllowedHosts {
+    /// Everyone.
+    Any,
+    /// The hosts of these names.
+    Listed(Vec<Nqn>),
+}
+
+impl AllowedHosts {
+    /// Whether the host of this name may connect.
+    pub(crate) fn allow(&self, host: &Nqn) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Listed(hosts) => hosts.contains(host),
+        }
+    }
+}
+
+/// A subsystem as it is configured.
+#[derive(Clone, Debug)]
+pub struct Subsystem {
+    /// Its name.
+    pub nqn: Nqn,
+    /// Who may connect.
+    pub hosts: AllowedHosts,
+    /// Serial number: 1 to 20 printable ASCII characters.
+    pub serial: String,
+    /// Model number: 1 to 40 printable ASCII characters.
+    pub model: String,
+    /// Its namespaces, sorted by their identifiers.
+    pub namespaces: Vec<Namespace>,
+}
+
+impl Subsystem {
+    /// The namespace of this identifier.
+    pub(crate) fn namespace(&self, nsid: Nsid) -> Option<&Namespace> {
+        self.namespaces.binary_search_by_key(&nsid, |namespace| namespace.nsid).ok().map(|index| &self.namespaces[index])
+    }
+}
+
+/// An address at which the target listens, for discovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portal {
+    /// The address, with its real port.
+    pub address: SocketAddr,
+    /// iWARP: whether to ask for CRC32C.
+    pub crc: bool,
+    /// iWARP: frame size.
+    pub fpdu: FpduSize,
+}
+
+impl Portal {
+    /// A portal with the usual settings.
+    pub fn new(address: SocketAddr) -> Self {
+        Self { address, crc: true, fpdu: FpduSize::Large }
+    }
+}
+
+/// All that the reactor threads of a target share. Nothing of it is locked by a command that goes well.
+#[derive(Debug)]
+pub struct Target {
+    pub(crate) subsystems: Vec<Subsystem>,
+    pub(crate) portals: Vec<Portal>,
+    pub(crate) limits: Limits,
+    pub(crate) associations: Associations,
+    pub(crate) mailboxes: Vec<Mailbox>,
+    /// By subsystem, then by worker.
+    counters: Vec<Vec<Counters>>,
+}
+
+impl Target {
+    /// A target for so many workers. Namespaces are sorted here.
+    pub fn new(mut subsystems: Vec<Subsystem>, portals: Vec<Portal>, limits: Limits, workers: usize) -> Self {
+        for subsystem in &mut subsystems {
+            subsystem.namespaces.sort_by_key(|namespace| namespace.nsid);
+        }
+        let counters = subsystems.iter().map(|_| (0..workers).map(|_| Counters::default()).collect()).collect();
+        Self {
+            subsystems,
+            portals,
+            limits,
+            associations: Associations::new(limits.controllers),
+            mailboxes: (0..workers).map(|_| Mailbox::default()).collect(),
+            counters,
+        }
+    }
+
+    /// Sets how a worker's thread is woken from another thread.
+    pub fn set_wake(&self, worker: usize, wake: Box<dyn Fn() + Send + Sync>) {
+        self.mailboxes[worker].set_wake(wake);
+    }
+
+    /// Tells each worker to finish what runs, to flush, and to stop.
+    pub fn drain(&self) {
+        for mailbox in &self.mailboxes {
+            mailbox.post(Notice::Drain);
+        }
+    }
+
+    pub(crate) fn subsystem(&self, index: SubsystemIndex) -> Option<&Subsystem> {
+        match index {
+            SubsystemIndex::Discovery => None,
+            SubsystemIndex::Nvm(index) => self.subsystems.get(index),
+        }
+    }
+
+    /// The subsystem of this name.
+    pub(crate) fn find_subsystem(&self, nqn: &Nqn) -> Option<SubsystemIndex> {
+        if nqn.is_discovery() {
+            return Some(SubsystemIndex::Discovery);
+        }
+        self.subsystems.iter().position(|subsystem| subsystem.nqn == *nqn).map(SubsystemIndex::Nvm)
+    }
+
+    pub(crate) fn counters(&self, subsystem: usize, worker: usize) -> &Counters {
+        &self.counters[subsystem][worker]
+    }
+
+    pub(crate) fn totals(&self, subsystem: usize) -> Totals {
+        Totals::of(&self.counters[subsystem])
+    }
+
+    /// Ends an association: no command of it starts any more, and its queues are told to close.
+    pub(crate) fn kill(&self, association: &std::sync::Arc<Association>, ending: Ending) {
+        let workers = self.associations.kill(association);
+        if !workers.is_empty() {
+            tracing::info!(cntlid = association.cntlid.get(), host = %association.host.nqn, "association ends: {ending}");
+        }
+        for worker in workers {
+            self.mailboxes[worker].post(Notice::Close(association.id, ending));
+        }
+    }
+
+    /// Tells admin queues that the fence which held them may be gone.
+    pub(crate) fn tell(&self, waiters: Vec<Waiter>) {
+        for waiter in waiters {
+            self.mailboxes[waiter.worker].post(Notice::Settled(waiter.queue));
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn namespace(nsid: u32, size_bytes: u64) -> Namespace {
+        Namespace {
+            nsid: Nsid::new(nsid),
+            store: 0,
+            block_size: BlockSize::B4096,
+            size_bytes,
+            read_only: false,
+            can_deallocate: true,
+            nguid: [0xA0; 16],
+            uuid: Uuid::from_u128(0x1111_2222),
+        }
+    }
+
+    pub(crate) fn subsystem(namespaces: Vec<Namespace>) -> Subsystem {
+        Subsystem {
+            nqn: Nqn::new("nqn.2026-11.org.example:vol0").unwrap(),
+            hosts: AllowedHosts::Any,
+            serial: "0123456789".into(),
+            model: "Godwit".into(),
+            namespaces,
+        }
+    }
+
+    #[test]
+    fn namespaces_are_found_by_their_identifiers_in_any_order() {
+        let target = Target::new(vec![subsystem(vec![namespace(7, 4096), namespace(2, 8192)])], vec![], Limits::default(), 1);
+        let subsystem = &target.subsystems[0];
+        assert_eq!(subsystem.namespace(Nsid::new(2)).unwrap().size_blocks(), 2);
+        assert_eq!(subsystem.namespace(Nsid::new(7)).unwrap().size_blocks(), 1);
+        assert_eq!(subsystem.namespace(Nsid::new(3)), None);
+    }
+
+    #[test]
+    fn a_partial_last_block_is_not_used() {
+        assert_eq!(namespace(1, 4095).size_blocks(), 0);
+        assert_eq!(namespace(1, 8191).size_blocks(), 1);
+    }
+
+    #[test]
+    fn hosts_are_matched_by_their_whole_name() {
+        let name = |text: &str| Nqn::new(text).unwrap();
+        let listed = AllowedHosts::Listed(vec![name("nqn.2026-11.org.example:a")]);
+        assert!(listed.allow(&name("nqn.2026-11.org.example:a")));
+        assert!(!listed.allow(&name("nqn.2026-11.org.example:aa")));
+        assert!(AllowedHosts::Any.allow(&name("nqn.2026-11.org.example:b")));
+    }
+
+    #[test]
+    fn the_discovery_subsystem_is_always_there() {
+        let target = Target::new(vec![subsystem(vec![])], vec![], Limits::default(), 1);
+        assert_eq!(target.find_subsystem(&Nqn::discovery()), Some(SubsystemIndex::Discovery));
+        assert_eq!(target.find_subsystem(&Nqn::new("nqn.2026-11.org.example:vol0").unwrap()), Some(SubsystemIndex::Nvm(0)));
+        assert_eq!(target.find_subsystem(&Nqn::new("nqn.2026-11.org.example:vol1").unwrap()), None);
+    }
+}

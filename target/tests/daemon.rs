@@ -1,0 +1,154 @@
+//! The binary: its exit codes, what it prints, and how it stops.
+
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A started daemon; killed when it is dropped.
+struct Daemon {
+    child: Child,
+    address: SocketAddr,
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_godwit-target"));
+    command.args(arguments).env_remove("GODWIT_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+}
+
+fn output(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command(arguments).output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+impl Daemon {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = command(arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on iwarp://").unwrap_or_else(|| panic!("it printed {line:?}"));
+        Self { address: address.parse().unwrap(), child }
+    }
+
+    fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    fn exit_code(mut self) -> Option<i32> {
+        let deadline = Instant::now() + Duration::from_secs(8);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn it_says_where_it_listens_and_stops_on_sigterm_and_sigint() {
+    for signal in ["-TERM", "-INT"] {
+        let daemon = Daemon::start(&["--export", "memory:8MiB", "--listen", "iwarp://127.0.0.1:0", "--reactors", "2"]);
+        assert_ne!(daemon.address.port(), 0);
+        // A peer that says nothing does not keep it from stopping.
+        let _silent = TcpStream::connect(daemon.address).unwrap();
+        let started = Instant::now();
+        daemon.signal(signal);
+        assert_eq!(daemon.exit_code(), Some(0));
+        assert!(started.elapsed() < Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn rubbish_at_the_port_does_not_hurt_it() {
+    let daemon = Daemon::start(&["--export", "memory:8MiB", "--listen", "iwarp://127.0.0.1:0"]);
+    for rubbish in [&b"GET / HTTP/1.0\r\n\r\n"[..], &[0; 4096], &[0xFF; 70_000]] {
+        let mut stream = TcpStream::connect(daemon.address).unwrap();
+        let _ = stream.write_all(rubbish);
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    daemon.signal("-TERM");
+    assert_eq!(daemon.exit_code(), Some(0));
+}
+
+#[test]
+fn a_file_is_made_and_keeps_its_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.img");
+    let export = format!("{},size=4MiB", path.display());
+    let daemon = Daemon::start(&["--export", &export, "--listen", "iwarp://127.0.0.1:0"]);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 << 20);
+    daemon.signal("-TERM");
+    assert_eq!(daemon.exit_code(), Some(0));
+}
+
+#[test]
+fn wrong_usage_exits_with_2() {
+    assert_eq!(output(&[]).0, Some(2));
+    assert_eq!(output(&["--export", "memory:1MiB", "--log", "a=b=c"]).0, Some(2));
+    let (code, _, stderr) = output(&["--export", "memory:1000"]);
+    assert_eq!(code, Some(2), "{stderr}");
+    let (code, _, stderr) = output(&["--export", "memory:1MiB", "--listen", "rdma://127.0.0.1:0"]);
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("not part of this build; use iwarp, which"), "{stderr}");
+    let (code, _, stderr) = output(&["--config", "/nowhere/target.yaml", "--check"]);
+    assert_eq!(code, Some(2));
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
+
+#[test]
+fn failures_exit_with_1_and_say_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("iwarp://{}", taken.local_addr().unwrap());
+    let (code, stdout, stderr) = output(&["--export", "memory:1MiB", "--listen", &url, "--log", "warn"]);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""));
+    assert!(stderr.contains("address in use; stop the program") && stderr.lines().count() == 1, "{stderr}");
+
+    let missing = Path::new("/nowhere/disk.img").display().to_string();
+    let (code, _, stderr) = output(&["--export", &missing, "--listen", "iwarp://127.0.0.1:0", "--log", "warn"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("/nowhere/disk.img") && stderr.lines().count() == 1, "{stderr}");
+}
+
+#[test]
+fn a_configuration_is_checked_without_touching_anything() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("target.yaml");
+    let image = folder.path().join("disk.img");
+    let configuration = |nsid: &str| {
+        format!(
+            "listeners:\n  - {{ transport: iwarp, address: \"127.0.0.1:0\" }}\nsubsystems:\n  - nqn: nqn.2026-11.org.example:vol0\n    \
+             allow_any_host: true\n    namespaces:\n      - nsid: {nsid}\n        backend: {{ file: {{ path: {}, size: 1MiB, create: true }} }}\n",
+            image.display()
+        )
+    };
+    let check = || output(&["--config", path.to_str().unwrap(), "--check"]);
+    std::fs::write(&path, configuration("1")).unwrap();
+    assert_eq!(check(), (Some(0), "the configuration is right\n".to_owned(), String::new()));
+    assert!(!image.exists());
+    std::fs::write(&path, configuration("0")).unwrap();
+    let (code, _, stderr) = check();
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("target.yaml:7:"), "{stderr}");
+}
+
+#[test]
+fn it_prints_version_completions_and_a_manual_page() {
+    assert!(output(&["--version"]).1.starts_with("godwit-target "));
+    assert!(output(&["--help"]).1.contains("Examples:"));
+    assert!(output(&["--completions", "bash"]).1.contains("complete -F"));
+    assert!(output(&["--man"]).1.contains(".TH"));
+}
