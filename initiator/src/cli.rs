@@ -1,0 +1,229 @@
+//! The command line of `godwit`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use godwit_config::{
+    ConnectOptions, Crc, CtrlLossTimeout, IoQueues, KeepAlive, NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay,
+    Url,
+};
+use uuid::Uuid;
+
+use crate::demo::DemoOptions;
+
+const EXAMPLES: &str = "\
+Examples:
+  godwit discover iwarp://storage.example
+  godwit connect iwarp://storage.example/nqn.2026-11.org.example:vol0 --nbd unix:/run/vol0.sock
+  godwit connect 'iwarp://[::1]:4420/nqn.2026-11.org.example:vol0?nsid=2' --nbd tcp:127.0.0.1:10809
+  nbd-client -unix /run/vol0.sock /dev/nbd0
+
+Exit status: 0 ok, 1 failed, 2 wrong usage.";
+
+/// Attaches volumes of NVMe over RDMA targets and serves them as block devices through NBD
+#[derive(Debug, Parser)]
+#[command(name = "godwit", version, after_help = EXAMPLES, max_term_width = 100)]
+pub struct Cli {
+    /// What to log: error, warn, info, debug or trace, also per module as in godwit_initiator=debug [env: GODWIT_LOG] [default: info]
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
+
+    /// Log as JSON, one object a line
+    #[arg(long, global = true)]
+    pub log_json: bool,
+
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List the subsystems that a target offers to this host
+    #[command(after_help = "Example:\n  godwit discover iwarp://192.0.2.7:4420 --json")]
+    Discover(DiscoverArgs),
+    /// Attach a namespace and serve it through NBD, in the foreground
+    #[command(after_help = EXAMPLES)]
+    Connect(Box<ConnectArgs>),
+    /// Run a target, an initiator and fio on this machine, and show what they measure
+    #[command(after_help = "Example:\n  godwit demo --dir /var/tmp --seconds 10")]
+    Demo(DemoOptions),
+    /// Print the completions of a shell
+    #[command(hide = true)]
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+    /// Print the manual page, of a command if one is named
+    #[command(hide = true)]
+    Man {
+        /// Which command
+        command: Option<String>,
+    },
+}
+
+/// Who this host is.
+#[derive(Clone, Debug, Args)]
+pub struct HostArgs {
+    /// Host NQN [default: that of /etc/nvme/hostnqn, or one made from the machine id]
+    #[arg(long, value_name = "NQN")]
+    pub hostnqn: Option<Nqn>,
+
+    /// Host identifier [default: that of /etc/nvme/hostid, or one made from the machine id]
+    #[arg(long, value_name = "UUID")]
+    pub hostid: Option<Uuid>,
+}
+
+/// Arguments of `discover`.
+#[derive(Clone, Debug, Args)]
+pub struct DiscoverArgs {
+    /// Where the target listens
+    #[arg(value_name = "iwarp://HOST[:PORT]")]
+    pub url: Url,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Who this host is
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
+/// Arguments of `connect`.
+#[derive(Clone, Debug, Args)]
+pub struct ConnectArgs {
+    /// What to attach; options are nsid=1, fpdu=mss and crc=off
+    #[arg(value_name = "iwarp://HOST[:PORT]/NQN[?OPTION&OPTION]")]
+    pub url: Url,
+
+    /// Where to serve it
+    #[arg(long, value_name = "unix:PATH|tcp:HOST[:PORT]", required_unless_present = "device")]
+    pub nbd: Option<NbdEndpoint>,
+
+    /// Attach it to the kernel as this NBD device; not in this version, nbd-client does it
+    #[arg(long, value_name = "PATH", conflicts_with = "nbd")]
+    pub device: Option<PathBuf>,
+
+    /// Who this host is
+    #[command(flatten)]
+    pub host: HostArgs,
+
+    /// I/O queues to ask for; at most one a reactor is of use [default: one a reactor]
+    #[arg(long, value_name = "N")]
+    pub nr_io_queues: Option<IoQueues>,
+
+    /// Entries of each I/O queue
+    #[arg(long, value_name = "N", default_value_t = ConnectOptions::default().queue_size)]
+    pub queue_size: QueueSize,
+
+    /// Keep alive timeout, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = ConnectOptions::default().keep_alive_tmo)]
+    pub keep_alive_tmo: KeepAlive,
+
+    /// Between two attempts to reconnect, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = ConnectOptions::default().reconnect_delay)]
+    pub reconnect_delay: ReconnectDelay,
+
+    /// How long I/O waits for a lost target before it fails, in seconds; 0 fails at once, -1 waits for ever
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = ConnectOptions::default().ctrl_loss_tmo)]
+    pub ctrl_loss_tmo: CtrlLossTimeout,
+
+    /// CRC of iWARP: on or off; the address's crc= goes before it
+    #[arg(long, value_name = "SWITCH", default_value_t = ConnectOptions::default().crc)]
+    pub crc: Crc,
+
+    /// How long a reactor spins before it sleeps, as in 50us; 0 never spins
+    #[arg(long, value_name = "TIME", default_value_t = ConnectOptions::default().poll)]
+    pub poll: PollBudget,
+
+    /// Reactor threads
+    #[arg(long, value_name = "N", default_value_t = Reactors::default())]
+    pub reactors: Reactors,
+
+    /// Permissions of the NBD socket, in octal
+    #[arg(long, value_name = "MODE", default_value_t = ConnectOptions::default().nbd_mode)]
+    pub nbd_mode: NbdMode,
+
+    /// Let other machines reach an NBD export over TCP, which is clear text and has no access control
+    #[arg(long)]
+    pub nbd_allow_remote: bool,
+
+    /// Name of the NBD export; clients that ask for none get it as well
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub export_name: String,
+
+    /// Refuse writes
+    #[arg(long)]
+    pub read_only: bool,
+}
+
+impl ConnectArgs {
+    /// The options, checked.
+    pub fn options(&self) -> ConnectOptions {
+        ConnectOptions {
+            nr_io_queues: self.nr_io_queues.unwrap_or_else(|| IoQueues::new(self.reactors.get()).unwrap_or(IoQueues::MIN)),
+            queue_size: self.queue_size,
+            keep_alive_tmo: self.keep_alive_tmo,
+            reconnect_delay: self.reconnect_delay,
+            ctrl_loss_tmo: self.ctrl_loss_tmo,
+            crc: self.crc,
+            poll: self.poll,
+            nbd_mode: self.nbd_mode,
+            nbd_allow_remote: self.nbd_allow_remote,
+            export_name: self.export_name.clone(),
+            read_only: self.read_only,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use std::time::Duration;
+
+    const URL: &str = "iwarp://127.0.0.1/nqn.2026-11.org.example:vol0";
+
+    fn connect(arguments: &[&str]) -> Result<ConnectArgs, clap::Error> {
+        let line = ["godwit", "connect", URL].iter().chain(arguments);
+        Cli::try_parse_from(line).map(|cli| match cli.command {
+            Command::Connect(args) => *args,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_default_to_those_of_the_configuration() {
+        let options = connect(&["--nbd", "unix:/run/vol0.sock"]).unwrap().options();
+        assert_eq!(options, ConnectOptions::default());
+    }
+
+    #[test]
+    fn the_loss_timeout_takes_minus_one_and_zero() {
+        let of = |text| connect(&["--nbd", "unix:/s", "--ctrl-loss-tmo", text]).map(|args| args.ctrl_loss_tmo);
+        assert_eq!(of("-1").unwrap(), CtrlLossTimeout::Never);
+        assert_eq!(of("0").unwrap(), CtrlLossTimeout::After(Duration::ZERO));
+        assert!(of("-2").is_err());
+    }
+
+    #[test]
+    fn somewhere_to_serve_is_needed() {
+        assert!(connect(&[]).is_err());
+        assert!(connect(&["--device", "/dev/nbd0"]).is_ok());
+        assert!(connect(&["--device", "/dev/nbd0", "--nbd", "unix:/s"]).is_err());
+    }
+
+    #[test]
+    fn wrong_usage_exits_with_2() {
+        assert_eq!(connect(&["--queue-size", "1", "--nbd", "unix:/s"]).unwrap_err().exit_code(), 2);
+        assert_eq!(connect(&["--nbd", "unix:"]).unwrap_err().exit_code(), 2);
+    }
+}

@@ -1,0 +1,226 @@
+//! The end of an association, and what follows it: another attempt, or the end of the volume.
+
+use std::time::Duration;
+
+use godwit_rdma::Fabric;
+use godwit_reactor::{Reactor, Time};
+use tracing::{debug, info, warn};
+
+use super::{ControlTimer, Session, State, VolumeControl};
+use crate::host::admin::Purpose;
+use crate::host::bringup::Script;
+use crate::host::error::HostError;
+use crate::host::fence::{QueueEnd, Silence};
+use crate::host::message::{Order, ToQueue, VolumeEvent};
+use crate::host::reconnect::{BUSY_PATIENCE, Before, LossTimeout, next_attempt};
+use crate::host::shutdown::Shutdown;
+
+/// How long the target may take to close its end of the admin connection when we end it.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a controller may take to shut down, whatever it says.
+pub(super) const MAX_SHUTDOWN: Duration = Duration::from_secs(10);
+
+impl VolumeControl {
+    /// Ends the association, or the attempt at one. Once everything is down, [`Self::ended`] decides what comes next.
+    pub(super) fn end<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, reason: HostError) {
+        let was_live = match self.state {
+            State::Live => true,
+            State::Opening { .. } | State::Joining { .. } | State::Stopping { .. } => false,
+            State::Ending { .. } => return self.check_ended(reactor, fabric),
+            State::Waiting | State::Over => return,
+        };
+        if was_live {
+            warn!(volume = self.settings.name, "lost the target: {reason}; operations wait");
+            if let Some(deadline) = self.settings.loss_timeout.deadline(reactor.now()) {
+                self.arm_at(reactor, ControlTimer::Loss, deadline);
+            }
+            self.given_up = self.settings.loss_timeout == LossTimeout::After(Duration::ZERO);
+            self.events.send(VolumeEvent::Lost(reason.clone()));
+        }
+        self.cancel(reactor, ControlTimer::KeepAlive);
+        self.cancel(reactor, ControlTimer::Script);
+        self.arm(reactor, ControlTimer::State, LEAVE_TIMEOUT);
+        self.state = State::Ending { reason, was_live };
+        self.order_all(Order::Leave);
+        if let Some(admin) = &mut self.admin {
+            admin.leave(reactor, fabric);
+        }
+        self.check_ended(reactor, fabric);
+    }
+
+    /// The admin connection was not closed by the target in time.
+    pub(super) fn drop_admin<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
+        if let Some(admin) = self.admin.take() {
+            admin.destroy(reactor, fabric);
+        }
+        self.check_ended(reactor, fabric);
+    }
+
+    pub(super) fn on_queue_down<R: Reactor>(
+        &mut self,
+        reactor: &mut R,
+        fabric: &mut Fabric,
+        queue: usize,
+        end: QueueEnd,
+        error: HostError,
+    ) {
+        if let Some(session) = &mut self.session
+            && let Some(slot) = session.ends.get_mut(queue)
+        {
+            *slot = Some(end);
+        }
+        // A controller that is shut down may close its queues by itself.
+        if !matches!(self.state, State::Stopping { .. }) {
+            self.end(reactor, fabric, error);
+        }
+    }
+
+    /// Tells the controller that this is the end. The connections are closed once it has taken note: our target gives an association up with its first
+    /// connection.
+    pub(super) fn shut_down<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
+        let Some(session) = &self.session else { return };
+        let timeout = session.controller.shutdown_timeout.min(MAX_SHUTDOWN);
+        let mut script = Shutdown::new(session.controller.configuration);
+        let first = script.start();
+        self.cancel(reactor, ControlTimer::KeepAlive);
+        self.state = State::Stopping { script, next: None };
+        self.arm(reactor, ControlTimer::State, timeout);
+        self.send(reactor, fabric, Purpose::Script, &first);
+    }
+
+    fn check_ended<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
+        let queues_down = self.session.as_ref().is_none_or(|session| session.ends.iter().all(Option::is_some));
+        if self.admin.is_some() || !queues_down {
+            return;
+        }
+        if let State::Ending { reason, was_live } = std::mem::replace(&mut self.state, State::Waiting) {
+            self.cancel(reactor, ControlTimer::State);
+            self.ended(reactor, fabric, reason, was_live);
+        }
+    }
+
+    /// Everything of the association is down.
+    fn ended<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, reason: HostError, was_live: bool) {
+        let now = reactor.now();
+        if was_live && let Some(session) = &self.session {
+            let fence = fence(now, session);
+            if fence > now {
+                let wait = fence.since(now).as_secs_f32();
+                info!(volume = self.settings.name, "waiting {wait:.1} s until the target has given up the old association");
+            }
+            self.fence = self.fence.max(fence);
+        }
+        self.session = None;
+        if self.stopping {
+            return self.finish_stop(reactor, fabric);
+        }
+        if self.volume.is_none() {
+            return self.retry_first(reactor, reason);
+        }
+        if self.given_up || reason.is_final() {
+            return self.give_up(reactor, reason);
+        }
+        let before = match &reason {
+            _ if was_live => Before::Live,
+            reason if reason.is_busy() => Before::Busy,
+            _ => Before::Attempt,
+        };
+        if !was_live {
+            self.log_failed_attempt(&reason);
+        }
+        self.lost = Some(reason);
+        let at = next_attempt(now, before, self.settings.reconnect_delay, self.fence);
+        self.arm_at(reactor, ControlTimer::Attempt, at);
+    }
+
+    /// A reason is worth a line once, not at each attempt.
+    fn log_failed_attempt(&self, reason: &HostError) {
+        let known = self.lost.as_ref().is_some_and(|lost| lost.to_string() == reason.to_string());
+        if known {
+            debug!(volume = self.settings.name, "cannot connect again: {reason}");
+        } else {
+            warn!(volume = self.settings.name, "cannot connect again yet: {reason}");
+        }
+    }
+
+    /// The volume was never up. Only a busy target is asked again: it is, for a moment, after a host that went away without a word.
+    fn retry_first<R: Reactor>(&mut self, reactor: &mut R, reason: HostError) {
+        let now = reactor.now();
+        let tried_all = self.attempts >= self.settings.endpoints.len();
+        if reason.is_busy() && now.since(self.started) < BUSY_PATIENCE {
+            info!(volume = self.settings.name, "{reason}; trying again");
+            let at = next_attempt(now, Before::Busy, self.settings.reconnect_delay, self.fence);
+            self.arm_at(reactor, ControlTimer::Attempt, at);
+        } else if !tried_all && matches!(reason, HostError::Connection(_)) {
+            debug!(volume = self.settings.name, "{reason}; trying the next address");
+            self.arm_at(reactor, ControlTimer::Attempt, now);
+        } else {
+            self.state = State::Over;
+            self.admin_buffers = None;
+            self.events.send(VolumeEvent::Failed(reason));
+        }
+    }
+
+    pub(super) fn on_loss_timer<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
+        self.given_up = true;
+        match self.state {
+            State::Waiting => {
+                let last = self.lost.take().unwrap_or_else(|| HostError::Connection("lost".to_owned()));
+                self.give_up(reactor, last);
+            }
+            State::Opening { .. } | State::Joining { .. } => {
+                let last = self.lost.take().unwrap_or_else(|| HostError::Connection("no answer".to_owned()));
+                self.end(reactor, fabric, last);
+            }
+            // Given up as soon as it has ended.
+            State::Ending { .. } => {}
+            State::Live | State::Stopping { .. } | State::Over => self.given_up = false,
+        }
+    }
+
+    /// No other association will be made: whatever waits fails.
+    fn give_up<R: Reactor>(&mut self, reactor: &mut R, last: HostError) {
+        let reason = match self.settings.loss_timeout {
+            LossTimeout::After(after) if !last.is_final() => HostError::LossTimeout { after, last: Box::new(last) },
+            _ => last,
+        };
+        warn!(volume = self.settings.name, "the volume is gone: {reason}");
+        self.close(reactor);
+        self.events.send(VolumeEvent::Gone(reason));
+    }
+
+    pub(super) fn finish_stop<R: Reactor>(&mut self, reactor: &mut R, _: &mut Fabric) {
+        self.close(reactor);
+        self.events.send(VolumeEvent::Stopped);
+    }
+
+    fn close<R: Reactor>(&mut self, reactor: &mut R) {
+        for timer in [ControlTimer::Attempt, ControlTimer::State, ControlTimer::Script, ControlTimer::KeepAlive, ControlTimer::Loss] {
+            self.cancel(reactor, timer);
+        }
+        self.state = State::Over;
+        self.admin_buffers = None;
+        for queue in &self.queues {
+            queue.send(ToQueue(Order::GiveUp));
+        }
+    }
+}
+
+/// Before when no new association may be made: now, unless something of the old one may still land.
+fn fence(now: Time, session: &Session) -> Time {
+    let ends = session.ends.iter().flatten();
+    if ends.clone().all(QueueEnd::is_settled) {
+        return now;
+    }
+    let quiet_for = ends.map(|end| end.quiet_for).min().unwrap_or_default();
+    let quiet_for = u64::try_from(quiet_for.as_nanos()).unwrap_or(u64::MAX);
+    let silence = Silence {
+        keep_alive: session.controller.keep_alive,
+        traffic_based: session.controller.traffic_based_keep_alive,
+        last_answer: session.last_answer,
+        unanswered: session.keep_alive_unanswered,
+        last_sent: Time::from_nanos(now.as_nanos().saturating_sub(quiet_for)),
+    };
+    silence.dead_at().max(now)
+}

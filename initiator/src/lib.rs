@@ -1,0 +1,12 @@
+#![forbid(unsafe_code)]
+//! NVMe over RDMA initiator: attaches a namespace of a target and serves it as a block device through NBD.
+
+pub mod block;
+pub mod cli;
+pub mod command;
+mod control;
+pub mod demo;
+pub mod host;
+pub mod nbd;
+mod socket;
+mod worker;

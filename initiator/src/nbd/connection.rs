@@ -1,0 +1,211 @@
+//! One client: its socket, and the phase it is in.
+
+use std::io::{self, IoSliceMut};
+use std::sync::Arc;
+
+use godwit_memory::Buffer;
+use godwit_nbd::{Export, Handshake, Outcome};
+use godwit_reactor::{Peer, Reactor, StreamId, Time};
+use slab::Slab;
+
+use super::error::End;
+use super::input::Input;
+use super::limits::Limits;
+use super::output::Output;
+use super::request::PieceSizes;
+use super::transmission::{Supply, Transmission};
+use crate::block::BlockDone;
+
+/// An open connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) stream: StreamId,
+    pub(super) peer: Option<Peer>,
+    pub(super) generation: u16,
+    exports: Arc<[Export]>,
+    input: Input,
+    output: Output,
+    phase: Phase,
+    /// Whether the socket may have more to read: until a read says that it has not.
+    pub(super) readable: bool,
+    /// Whether the socket may take something: until a send says that it does not.
+    pub(super) writable: bool,
+    /// Since when the socket has not taken a whole buffer; `None` while it takes all.
+    blocked_since: Option<Time>,
+    /// Whether there may be something to do.
+    pub(super) dirty: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Handshake(Handshake),
+    Transmission(Box<Transmission>),
+    /// Nothing but what is queued to be sent.
+    Closing,
+}
+
+impl Connection {
+    pub(super) fn new(stream: StreamId, peer: Option<Peer>, generation: u16, exports: Arc<[Export]>) -> Self {
+        let mut output = Output::new();
+        output.push(&Handshake::greeting());
+        Self {
+            stream,
+            peer,
+            generation,
+            exports,
+            input: Input::new(),
+            output,
+            phase: Phase::Handshake(Handshake::new()),
+            readable: true,
+            writable: true,
+            blocked_since: None,
+            dirty: true,
+        }
+    }
+
+    pub(super) fn is_in_handshake(&self) -> bool {
+        matches!(self.phase, Phase::Handshake(_))
+    }
+
+    fn transmission(&self) -> Option<&Transmission> {
+        if let Phase::Transmission(transmission) = &self.phase { Some(transmission) } else { None }
+    }
+
+    /// Whether its requests wait for operations of connections that ended.
+    pub(super) fn is_held(&self) -> bool {
+        self.transmission().is_some_and(Transmission::is_held)
+    }
+
+    /// Whether it waits for something that is told to nobody.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.transmission().is_some_and(|transmission| transmission.is_held() || transmission.is_refused())
+    }
+
+    /// Whether a read would be made now.
+    pub(super) fn wants_input(&self) -> bool {
+        self.readable && self.input.has_space() && self.is_open()
+    }
+
+    fn is_open(&self) -> bool {
+        match &self.phase {
+            Phase::Handshake(_) => true,
+            Phase::Transmission(transmission) => !transmission.is_ending(),
+            Phase::Closing => false,
+        }
+    }
+
+    /// Whether the client has kept a buffer for too long, by neither sending nor taking its data.
+    pub(super) fn is_stalled(&self, now: Time, limits: &Limits) -> bool {
+        let filling = self.transmission().and_then(Transmission::filling_since);
+        let sending = self.blocked_since.filter(|_| self.output.data_bytes() > 0);
+        [filling, sending].into_iter().flatten().any(|since| now.since(since) > limits.stall)
+    }
+
+    /// Answers what is under way, and nothing else.
+    pub(super) fn stop(&mut self) {
+        self.dirty = true;
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.stop(),
+            phase => *phase = Phase::Closing,
+        }
+    }
+
+    /// How it ended, once everything is done and sent.
+    pub(super) fn end(&self) -> Option<End> {
+        let end = match &self.phase {
+            Phase::Transmission(transmission) if transmission.is_over() => End::Disconnected,
+            Phase::Closing => End::Aborted,
+            Phase::Handshake(_) | Phase::Transmission(_) => return None,
+        };
+        self.output.is_empty().then_some(end)
+    }
+
+    /// Reads once: payload that is expected into its buffer, all else into the stream buffer.
+    pub(super) fn receive<R: Reactor>(&mut self, reactor: &mut R) -> Result<(), End> {
+        let payload = match &mut self.phase {
+            Phase::Transmission(transmission) if self.input.is_empty() => transmission.payload_space(),
+            _ => None,
+        };
+        let payload = payload.unwrap_or_default();
+        let payload_room = payload.len();
+        let mut slices = [IoSliceMut::new(payload), IoSliceMut::new(self.input.space())];
+        let slices = if payload_room > 0 { &mut slices[..] } else { &mut slices[1..] };
+        match reactor.receive(self.stream, slices) {
+            Ok(0) => return Err(End::Closed),
+            Ok(len) => {
+                self.dirty = true;
+                let payload_len = len.min(payload_room);
+                self.input.received(len - payload_len);
+                if let Phase::Transmission(transmission) = &mut self.phase {
+                    transmission.received(payload_len);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Err(End::Closed),
+            Err(error) => return Err(End::Lost(error)),
+        }
+        Ok(())
+    }
+
+    /// Goes on with what was received.
+    pub(super) fn advance(&mut self, limits: &Limits, sizes: PieceSizes, supply: &mut impl Supply) -> Result<(), End> {
+        self.dirty = false;
+        if let Phase::Handshake(handshake) = &mut self.phase
+            // One answer at a time: a client that takes none gets no further ones.
+            && self.output.is_empty()
+            && !self.input.is_empty()
+        {
+            let (input, exports) = (&self.input, &self.exports);
+            let (consumed, outcome) = self.output.append(|out| handshake.receive(input.bytes(), exports, out))?;
+            self.input.consume(consumed);
+            match outcome {
+                Outcome::NeedMore | Outcome::Answered => {}
+                Outcome::Transmission(session) => {
+                    let transmission = Transmission::new(Arc::clone(&self.exports), session, limits, sizes);
+                    self.phase = Phase::Transmission(Box::new(transmission));
+                }
+                Outcome::Aborted => self.phase = Phase::Closing,
+            }
+        }
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.advance(&mut self.input, &mut self.output, supply),
+            Phase::Handshake(_) | Phase::Closing => Ok(()),
+        }
+    }
+
+    /// An operation ended.
+    pub(super) fn done(&mut self, operation: usize, done: BlockDone) -> Result<(), End> {
+        self.dirty = true;
+        let data: Option<Buffer> = done.buffer;
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.done(operation, done.result, data, &mut self.output),
+            Phase::Handshake(_) | Phase::Closing => unreachable!("operations are made in transmission"),
+        }
+    }
+
+    /// Sends what is ready.
+    pub(super) fn send<R: Reactor>(&mut self, reactor: &mut R) -> Result<(), End> {
+        if self.output.is_empty() || !self.writable {
+            return Ok(());
+        }
+        let sent = self.output.send(reactor, self.stream).map_err(End::Lost)?;
+        // Room in the send queue, and buffers that became free, may be what something waited for.
+        self.dirty |= sent.bytes > 0;
+        self.writable = sent.all;
+        if sent.all {
+            self.blocked_since = None;
+        } else if sent.buffers > 0 || self.blocked_since.is_none() {
+            self.blocked_since = Some(reactor.now());
+        }
+        Ok(())
+    }
+
+    /// The operations that were handed over and have not ended; all else is dropped.
+    pub(super) fn into_operations(self) -> Slab<()> {
+        match self.phase {
+            Phase::Transmission(transmission) => transmission.into_operations(),
+            Phase::Handshake(_) | Phase::Closing => Slab::new(),
+        }
+    }
+}
