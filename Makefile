@@ -1,0 +1,53 @@
+# Everything that a developer does, by name. `make` alone lists it.
+
+CARGO ?= cargo
+# Where cargo puts its output: .cargo/config.toml says build, because target/ is a crate.
+OUT := $(or $(CARGO_TARGET_DIR),build)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-demo setup-test cargo build demo test bench fmt lint doc clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: setup-test ## install the system packages that are missing (as root, or with sudo)
+
+setup-demo:
+	@scripts/setup demo
+
+setup-test:
+	@scripts/setup test
+
+cargo:
+	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust as https://rustup.rs tells" >&2; exit 1; }
+
+build: cargo ## build both programs, optimised
+	$(CARGO) build --locked --release -p godwit -p godwit-target
+
+demo: setup-demo build ## run target, initiator and fio on this machine (ARGS="..." goes to godwit demo)
+	$(OUT)/release/godwit demo $(ARGS)
+
+# Tests that need root say so and are ignored otherwise.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),-- --include-ignored)
+
+# The crates with overflow checks and debug assertions; the programs as they ship, one test at a time, for each has the machine's timing.
+test: setup-test build ## run every test
+	$(CARGO) test --locked --no-fail-fast --workspace --exclude godwit-tests $(AS_ROOT)
+	RUST_TEST_THREADS=1 $(CARGO) test --locked --no-fail-fast --release -p godwit-tests $(AS_ROOT)
+
+# Peers are measured where they are installed.
+bench: setup-demo build ## measure this machine, beside nbdkit and qemu where they are there (ARGS="--help" lists options)
+	$(CARGO) build --locked --release -p godwit-tests --bin bench
+	$(OUT)/release/bench --json $(OUT)/bench.json $(ARGS)
+
+fmt: cargo ## format the code
+	$(CARGO) fmt --all
+
+lint: cargo ## run clippy; a warning is an error
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+doc: cargo ## build the documentation; a warning is an error
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --workspace --no-deps
+
+clean: cargo ## remove what was built
+	$(CARGO) clean
