@@ -8,6 +8,9 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 /// A started daemon; killed when it is dropped.
 struct Daemon {
     child: Child,
@@ -34,9 +37,8 @@ impl Daemon {
         Self { address: address.parse().unwrap(), child }
     }
 
-    fn signal(&self, signal: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
     fn exit_code(mut self) -> Option<i32> {
@@ -60,7 +62,7 @@ impl Drop for Daemon {
 
 #[test]
 fn it_says_where_it_listens_and_stops_on_sigterm_and_sigint() {
-    for signal in ["-TERM", "-INT"] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let daemon = Daemon::start(&["--export", "memory:8MiB", "--listen", "iwarp://127.0.0.1:0", "--reactors", "2"]);
         assert_ne!(daemon.address.port(), 0);
         // A peer that says nothing does not keep it from stopping.
@@ -80,7 +82,7 @@ fn rubbish_at_the_port_does_not_hurt_it() {
         let _ = stream.write_all(rubbish);
     }
     std::thread::sleep(Duration::from_millis(100));
-    daemon.signal("-TERM");
+    daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.exit_code(), Some(0));
 }
 
@@ -91,7 +93,7 @@ fn a_file_is_made_and_keeps_its_size() {
     let export = format!("{},size=4MiB", path.display());
     let daemon = Daemon::start(&["--export", &export, "--listen", "iwarp://127.0.0.1:0"]);
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 << 20);
-    daemon.signal("-TERM");
+    daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.exit_code(), Some(0));
 }
 

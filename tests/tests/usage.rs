@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use godwit_tests::daemon::{Initiator, NQN, Process, Target, binary, free_port, wait_for};
 use godwit_tests::tools::{nbdsh, run};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// Failed: another machine state, a moment later, would have worked.
 const FAILED: i32 = 1;
@@ -395,7 +396,8 @@ fn a_signal_sent_twice_at_once_is_one_wish() {
     let mut initiator = Initiator::start(&target.url(), Path::new(&folder.at("nbd.sock")));
     for process in [&mut initiator.process, &mut target.process] {
         process.signal(Signal::SIGTERM);
-        let _ = Command::new("kill").args(["-TERM", &process.pid().to_string()]).output();
+        // The first one may have ended it already.
+        let _ = kill(Pid::from_raw(i32::try_from(process.pid()).unwrap()), Signal::SIGTERM);
         let status = process.wait(Duration::from_secs(5));
         assert_eq!(status.code(), Some(0), "{}", process.output());
     }

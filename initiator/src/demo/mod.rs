@@ -18,6 +18,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use fio::{FioError, Measured, Place, WORKLOADS, Workload};
 
@@ -297,7 +299,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         // Asked to end first, so that it removes what it made; a daemon that does not is killed.
-        let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).stderr(Stdio::null()).status();
+        let _ = i32::try_from(self.child.id()).map(|pid| kill(Pid::from_raw(pid), Signal::SIGTERM));
         let deadline = Instant::now() + Duration::from_secs(6);
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(20));
