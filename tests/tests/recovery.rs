@@ -246,19 +246,18 @@ impl Net {
         for name in &net.names {
             ip(&["netns", "add", name]);
         }
-        ip(&["-n", target, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", initiator]);
+        run(within(target, Path::new("ip")).args(["link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", initiator]));
         for (name, address) in net.names.iter().zip(["192.0.2.1/24", "192.0.2.2/24"]) {
-            ip(&["-n", name, "address", "add", address, "dev", "eth0"]);
-            ip(&["-n", name, "link", "set", "eth0", "up"]);
-            ip(&["-n", name, "link", "set", "lo", "up"]);
+            run(within(name, Path::new("ip")).args(["address", "add", address, "dev", "eth0"]));
+            for device in ["eth0", "lo"] {
+                run(within(name, Path::new("ip")).args(["link", "set", device, "up"]));
+            }
         }
         net
     }
 
     fn command(&self, name: usize, program: &Path) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[name]]).arg(program);
-        command
+        within(&self.names[name], program)
     }
 
     /// From now on every packet between the two disappears.
@@ -283,6 +282,13 @@ impl Drop for Net {
             let _ = Command::new("ip").args(["netns", "delete", name]).status();
         }
     }
+}
+
+/// A program in a network namespace. Not by `ip netns exec`, which mounts things anew and cannot where `/` is no mount point, as in a chroot.
+fn within(namespace: &str, program: &Path) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net=/run/netns/{namespace}")).arg(program);
+    command
 }
 
 fn ip(arguments: &[&str]) {
