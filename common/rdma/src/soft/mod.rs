@@ -69,6 +69,10 @@ impl Soft {
         self.entry(id).map(|entry| &mut entry.qp)
     }
 
+    fn get(&self, id: QpId) -> Option<&QueuePair> {
+        self.qps.get(id.index as usize).filter(|entry| entry.generation == id.generation).map(|entry| &entry.qp)
+    }
+
     fn next_id(&mut self) -> QpId {
         self.next_generation = self.next_generation.wrapping_add(1) & GENERATION_MASK;
         QpId {
@@ -179,8 +183,7 @@ impl Soft {
             }
         }
         self.dirty = dirty;
-        let go_on = !self.ready.is_empty()
-            || self.stalled.iter().any(|id| self.qps.get(id.index as usize).is_some_and(|entry| entry.qp.has_buffer()));
+        let go_on = !self.ready.is_empty() || self.stalled.iter().any(|&id| self.get(id).is_some_and(QueuePair::has_buffer));
         if go_on {
             // Reported in the next turn of the loop, which this keeps from sleeping.
             reactor.set_timer(reactor.now(), Token(STALL_TIMER));
@@ -308,11 +311,11 @@ impl Soft {
     }
 
     fn stream(&self, id: QpId) -> Option<godwit_reactor::StreamId> {
-        self.qps.get(id.index as usize).filter(|entry| entry.generation == id.generation).map(|entry| entry.qp.stream)
+        self.get(id).map(|qp| qp.stream)
     }
 
     pub(crate) fn is_stalled(&self, id: QpId) -> bool {
-        self.qps.get(id.index as usize).is_some_and(|entry| entry.generation == id.generation && entry.qp.is_stalled())
+        self.get(id).is_some_and(QueuePair::is_stalled)
     }
 
     pub(crate) fn peer<R: Reactor>(&self, reactor: &R, id: QpId) -> Option<Peer> {
