@@ -15,12 +15,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::bench::process;
+use crate::lab;
 
 /// The subsystem that tests export by default.
 pub const NQN: &str = "nqn.2026-11.org.example:test";
 
-/// How long a daemon may take to come up or to go down.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a daemon may take to come up or to go down. An emulated processor is many times slower.
+fn patience() -> Duration {
+    Duration::from_secs(if lab::is_inside() { 120 } else { 20 })
+}
 
 /// A built binary of the workspace, beside the test binaries.
 ///
@@ -124,7 +127,7 @@ impl Process {
     ///
     /// When it ends before, or takes too long; with what it said.
     pub fn await_ready(&mut self, mut is_ready: impl FnMut() -> bool) -> Result<(), NotReady> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         while !is_ready() {
             let ended = !self.is_running();
             if ended || Instant::now() > deadline {
@@ -214,7 +217,7 @@ impl Process {
     pub fn terminate(&mut self) -> Duration {
         let started = Instant::now();
         self.signal(Signal::SIGTERM);
-        let status = self.wait(PATIENCE);
+        let status = self.wait(patience());
         assert!(status.success(), "{} ended with {status}; it said:\n{}", self.name, self.output());
         started.elapsed()
     }

@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod daemon;
 pub mod hostile;
+pub mod lab;
 pub mod load;
 pub mod nbd;
 pub mod proxy;

@@ -48,8 +48,18 @@ fn said(output: &Output) -> String {
 ///
 /// When fio fails, verification included.
 pub fn fio(uri: &str, arguments: &[&str]) -> Value {
+    let uri = format!("--uri={uri}");
+    fio_with(&[&["--ioengine=nbd", &uri], arguments].concat())
+}
+
+/// fio on whatever `arguments` say; its JSON report.
+///
+/// # Panics
+///
+/// As [`fio`].
+pub fn fio_with(arguments: &[&str]) -> Value {
     let mut command = Command::new("fio");
-    command.args(["--name=job", "--ioengine=nbd", &format!("--uri={uri}"), "--output-format=json", "--randrepeat=0"]).args(arguments);
+    command.args(["--name=job", "--output-format=json", "--randrepeat=0"]).args(arguments);
     let text = run(&mut command);
     let report = report(&text).unwrap_or_else(|| panic!("fio printed no report:\n{text}"));
     for job in report["jobs"].as_array().into_iter().flatten() {

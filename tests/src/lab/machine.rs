@@ -1,0 +1,229 @@
+//! One guest in QEMU, from its boot to its end, of which nothing is left.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use super::{Failure, Guest, INSIDE, Kernel, PASSED, script};
+use crate::tools::{has, is_root};
+
+/// Two, so that what happens at the same time shows.
+const PROCESSORS: u32 = 2;
+/// A test program and two daemons, their files, and what the kernel's target has for a disk.
+const MEMORY_MIB: u32 = 2048;
+
+/// An Oops ends the guest, with the trace on the console, rather than leave it hanging. The guest is an ordinary process, which may stand still on a busy
+/// machine: what its kernel would say about lost time is no fault. The log is large enough for all that a case makes the kernel say.
+const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check random.trust_cpu=on \
+                                nowatchdog rcupdate.rcu_cpu_stall_suppress=1 log_buf_len=4M";
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// How a guest ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself, when the command had ended with this status.
+    Exited(i32),
+    /// By the driver, when the time limit had passed.
+    TimedOut,
+    /// By itself, before the command had ended.
+    Died,
+}
+
+/// What came of a guest.
+#[derive(Debug)]
+pub struct Run {
+    /// How it ended.
+    pub ended: Ended,
+    /// What the command printed, on both streams.
+    pub output: String,
+    /// What the kernel wrote to its console, and QEMU to its standard error.
+    pub console: String,
+    /// The kernel's log when the command had ended.
+    pub kernel_log: String,
+    /// Whether the body of a case came to its end.
+    pub(super) passed: bool,
+}
+
+/// A kernel and its initramfs, as files.
+#[derive(Debug, Clone)]
+struct Image {
+    kernel: PathBuf,
+    initrd: PathBuf,
+}
+
+/// Makes sure that the files of a kernel are there. Their version is looked up once a process: a kernel update in the middle of the tests is no use.
+fn image(kernel: Kernel) -> Result<Image, Failure> {
+    static KNOWN: Mutex<Option<HashMap<&'static str, Image>>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    if let Some(image) = known.get(kernel.series()) {
+        return Ok(image.clone());
+    }
+    let folder = path_from(Command::new(script("kernel")).arg(kernel.series()))?;
+    let initrd = path_from(Command::new(script("initrd")).arg(&folder))?;
+    let image = Image { kernel: folder, initrd };
+    known.insert(kernel.series(), image.clone());
+    Ok(image)
+}
+
+/// The path that a script prints.
+fn path_from(command: &mut Command) -> Result<PathBuf, Failure> {
+    let unavailable = |why: String| Failure::Unavailable(format!("{command:?}: {why}"));
+    let output = Command::new(command.get_program()).args(command.get_args()).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| unavailable(error.to_string()))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).trim().into())
+    } else {
+        Err(unavailable(String::from_utf8_lossy(&output.stderr).into_owned()))
+    }
+}
+
+/// A guest that runs. Its keeper ends it and removes its folder as soon as we let go of the keeper's standard input, if only by dying.
+#[derive(Debug)]
+struct Machine {
+    keeper: Child,
+    hold: Option<ChildStdin>,
+    output: Receiver<Vec<u8>>,
+    folder: PathBuf,
+}
+
+impl Machine {
+    fn start(guest: &Guest, image: &Image, command: &[&str]) -> std::io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("godwit-lab-").tempdir()?;
+        fs::copy(script("guest"), folder.path().join("guest"))?;
+        fs::write(folder.path().join("environment"), format!("KERNEL={}\n", quoted(&image.kernel.display().to_string())))?;
+        fs::write(folder.path().join("command"), shell_script(command)?)?;
+        let mut keeper = Command::new(script("keeper"));
+        keeper.arg(folder.path()).arg(QEMU).args(qemu_arguments(guest, image, folder.path()));
+        // A signal to our process group is not for the keeper, who has to clean up after us.
+        let mut keeper = keeper.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (hold, stream) = (keeper.stdin.take(), keeper.stdout.take());
+        let (sender, output) = mpsc::channel();
+        if let Some(mut stream) = stream {
+            thread::spawn(move || {
+                let mut chunk = [0; 4096];
+                while let Some(received) = stream.read(&mut chunk).ok().filter(|&len| len > 0) {
+                    if sender.send(chunk[..received].to_vec()).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        Ok(Self { keeper, hold, output, folder: folder.keep() })
+    }
+
+    /// Prints what comes out, line by line, until it ends; all of it, and whether it ended before the deadline.
+    fn relay(&self, deadline: Instant) -> (String, bool) {
+        let (mut output, mut printed) = (Vec::new(), 0);
+        let ended = loop {
+            match self.output.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(chunk) => output.extend(chunk),
+                Err(RecvTimeoutError::Disconnected) => break true,
+                Err(RecvTimeoutError::Timeout) => break false,
+            }
+            let complete = output.iter().rposition(|&byte| byte == b'\n').map_or(printed, |end| end + 1);
+            print_lines(&output[printed..complete]);
+            printed = complete;
+        };
+        print_lines(&output[printed..]);
+        (String::from_utf8_lossy(&output).into_owned(), ended)
+    }
+
+    fn file(&self, name: &str) -> Option<String> {
+        fs::read(self.folder.join(name)).ok().map(|content| String::from_utf8_lossy(&content).into_owned())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.hold = None;
+        let _ = self.keeper.wait();
+    }
+}
+
+/// See [`Guest::run`].
+pub(super) fn run(guest: &Guest, command: &[&str]) -> Result<Run, Failure> {
+    if !is_root() {
+        return Err(Failure::Unavailable("it needs root, as which guests run on this machine's files".to_owned()));
+    }
+    if !has(QEMU) {
+        return Err(Failure::Unavailable(format!("there is no {QEMU}")));
+    }
+    let image = image(guest.kernel)?;
+    let deadline = Instant::now() + guest.limit;
+    let machine = Machine::start(guest, &image, command).map_err(|error| Failure::Unavailable(error.to_string()))?;
+    let (output, in_time) = machine.relay(deadline);
+    let ended = match machine.file("status").and_then(|status| status.trim().parse().ok()) {
+        Some(status) => Ended::Exited(status),
+        None if in_time => Ended::Died,
+        None => Ended::TimedOut,
+    };
+    Ok(Run {
+        ended,
+        output,
+        console: format!("{}{}", machine.file("console").unwrap_or_default(), machine.file("qemu").unwrap_or_default()),
+        kernel_log: machine.file("dmesg").unwrap_or_default(),
+        passed: machine.folder.join(PASSED).exists(),
+    })
+}
+
+/// So that nobody takes the verdict of the test program in the guest for that of ours.
+fn print_lines(lines: &[u8]) {
+    for line in String::from_utf8_lossy(lines).lines() {
+        println!("guest: {line}");
+    }
+}
+
+fn qemu_arguments(guest: &Guest, image: &Image, folder: &Path) -> Vec<String> {
+    let mut arguments = Vec::new();
+    let mut add = |words: &[&str]| arguments.extend(words.iter().map(|&word| word.to_owned()));
+    // Emulation everywhere: where there is KVM at all it is nested, and does not run every kernel.
+    add(&["-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-m", &MEMORY_MIB.to_string(), "-smp", &PROCESSORS.to_string()]);
+    add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    add(&["-kernel", &image.kernel.join("vmlinuz").display().to_string(), "-initrd", &image.initrd.display().to_string()]);
+    add(&["-append", &format!("{KERNEL_ARGUMENTS} {}", guest.kernel_arguments)]);
+    add(&["-chardev", &format!("file,id=console,path={}", option(&folder.join("console"))), "-serial", "chardev:console"]);
+    // Descriptor 3 is where the keeper has our end. The chardev `stdio` would drop everything once its input has ended.
+    add(&["-add-fd", "fd=3,set=1", "-chardev", "file,id=output,path=/dev/fdset/1,append=on"]);
+    add(&["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=output,name=output", "-device", "virtio-rng-pci"]);
+    add(&["-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap"]);
+    add(&["-virtfs", &format!("local,path={},mount_tag=lab,security_model=none,multidevs=remap", option(folder))]);
+    arguments
+}
+
+/// A path as the value of one of QEMU's options.
+fn option(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+/// A script that runs a command where we are.
+fn shell_script(command: &[&str]) -> std::io::Result<String> {
+    let folder = std::env::current_dir()?;
+    let words: Vec<_> = command.iter().map(|word| quoted(word)).collect();
+    Ok(format!("cd {}\nexport {INSIDE}=1 RUST_BACKTRACE=1\nexec {}\n", quoted(&folder.display().to_string()), words.join(" ")))
+}
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_a_quoted_word_as_it_was() {
+        for word in ["", "a b", "$HOME", "it's", "'", "\\", "a\nb"] {
+            let output = Command::new("sh").args(["-c", &format!("printf %s {}", quoted(word))]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), word);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! That the lab can fail: a verdict is the guest's, and whatever happens to a guest is told and leaves nothing behind.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use godwit_tests::daemon::{Process, wait_for};
+use godwit_tests::lab::{Ended, Failure, Guest, is_inside, try_in_guest};
+use nix::sys::signal::Signal;
+
+/// A guest boots in a few seconds, and on a busy machine in many.
+const BOOT: Duration = Duration::from_secs(120);
+
+/// What a test has in its environment when it runs as the child of itself.
+const CHILD: &str = "GODWIT_LAB_CHILD";
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_command_gives_its_output_and_its_status() {
+    let script = "echo out; echo err >&2; test -e /proc/1/exe && modinfo -F filename siw; uname -r; exit 7";
+    let run = Guest::default().run(&["bash", "-c", script]).unwrap();
+    assert_eq!(run.ended, Ended::Exited(7), "{}", run.console);
+    let lines: Vec<_> = run.output.lines().collect();
+    assert_eq!(lines[..2], ["out", "err"]);
+    assert!(lines[2].ends_with("/extra/siw.ko"), "{lines:?}");
+    assert!(lines[3].starts_with("6.12."), "{lines:?}");
+    assert!(run.kernel_log.contains("Linux version 6.12."), "{}", run.kernel_log);
+}
+
+/// What a guest writes outside its shared folder stays in the guest.
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_guest_cannot_write_to_the_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("old"), "old").unwrap();
+    let script = format!("cd {} && cat old && echo new > old && echo new > new && cat old", folder.path().display());
+    let run = Guest::default().run(&["bash", "-c", &script]).unwrap();
+    assert_eq!((run.ended, run.output.as_str()), (Ended::Exited(0), "oldnew\n"));
+    assert_eq!(fs::read_to_string(folder.path().join("old")).unwrap(), "old");
+    assert!(!folder.path().join("new").exists());
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_body_that_fails_in_the_guest_fails_the_case() {
+    let failure = try_in_guest(&Guest::default(), || panic!("on purpose")).unwrap_err();
+    assert!(matches!(failure, Failure::Failed { status: 101, .. }), "{failure}");
+}
+
+/// A program that ends well by itself has not passed.
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_body_that_does_not_come_to_its_end_fails_the_case() {
+    let failure = try_in_guest(&Guest::default(), || std::process::exit(0)).unwrap_err();
+    assert!(matches!(failure, Failure::NotRun), "{failure}");
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_complaint_of_the_kernel_fails_the_case() {
+    // The kernel shows where each of its tasks is, with a call trace.
+    let outcome = try_in_guest(&Guest::default(), || fs::write("/proc/sysrq-trigger", "t").unwrap());
+    if is_inside() {
+        // It passed here.
+        return;
+    }
+    let failure = outcome.unwrap_err();
+    assert!(matches!(&failure, Failure::KernelComplained(lines) if lines.contains("Call Trace")), "{failure}");
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_guest_that_crashes_is_told_with_its_console() {
+    let failure = try_in_guest(&Guest::default(), || fs::write("/proc/sysrq-trigger", "c").unwrap()).unwrap_err();
+    assert!(matches!(&failure, Failure::Died { console } if console.contains("sysrq triggered crash")), "{failure}");
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_guest_that_takes_too_long_is_ended_and_leaves_nothing_behind() {
+    if is_inside() || is_child() {
+        let started = Instant::now();
+        let failure = try_in_guest(&Guest::default().limit(Duration::from_secs(15)), || thread::sleep(BOOT * 2)).unwrap_err();
+        assert!(matches!(failure, Failure::TimedOut { .. }), "{failure}");
+        assert!(started.elapsed() < BOOT, "{:?}", started.elapsed());
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = start_child(folder.path());
+    let status = child.wait(BOOT * 2);
+    assert!(status.success(), "{}", child.output());
+    assert!(child.output().contains("1 passed"), "{}", child.output());
+    assert_eq!(leftovers(folder.path()), [] as [String; 0]);
+}
+
+/// Not even `kill -9` of the test leaves its guest, or the guest's files.
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_test_that_is_killed_leaves_nothing_behind() {
+    if is_inside() || is_child() {
+        let _ = try_in_guest(&Guest::default(), || {
+            println!("the guest runs");
+            thread::sleep(BOOT * 2);
+        });
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = start_child(folder.path());
+    wait_for("the child's guest runs", BOOT, || child.output().contains("the guest runs"));
+    // The folder, the keeper and QEMU.
+    assert_eq!(leftovers(folder.path()).len(), 3);
+    child.signal(Signal::SIGKILL);
+    child.wait(BOOT);
+    wait_for("the end of all that it had", BOOT, || leftovers(folder.path()).is_empty());
+}
+
+fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// The same test once more, as a process of its own, whose guests have their folders in `folder`.
+fn start_child(folder: &Path) -> Process {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", thread::current().name().unwrap(), "--include-ignored", "--nocapture"]);
+    Process::start(command.env(CHILD, "1").env("TMPDIR", folder))
+}
+
+/// What is in a folder, and the processes that name it on their command lines.
+fn leftovers(folder: &Path) -> Vec<String> {
+    let files = fs::read_dir(folder).unwrap().flatten().map(|entry| entry.path().display().to_string());
+    let processes = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    let lines = processes.map(|line| String::from_utf8_lossy(&line).replace('\0', " "));
+    files.chain(lines.filter(|line| line.contains(&folder.display().to_string()))).collect()
+}
