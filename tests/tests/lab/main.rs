@@ -2,4 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's")]
 
+mod cells;
 mod driver;
+mod matrix;
