@@ -5,7 +5,7 @@ CARGO ?= cargo
 OUT := $(or $(CARGO_TARGET_DIR),build)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-test cargo build demo test bench fmt lint doc clean
+.PHONY: help setup setup-demo setup-test setup-lab cargo build demo test lab bench fmt lint doc clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -17,6 +17,9 @@ setup-demo:
 
 setup-test:
 	@scripts/setup test
+
+setup-lab:
+	@scripts/setup lab
 
 cargo:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust as https://rustup.rs tells" >&2; exit 1; }
@@ -30,10 +33,22 @@ demo: setup-demo build ## run target, initiator and fio on this machine (ARGS=".
 # Tests that need root say so and are ignored otherwise.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),-- --include-ignored)
 
-# The crates with overflow checks and debug assertions; the programs as they ship, one test at a time, for each has the machine's timing.
+# How many guests run at a time. One has two processors, and mostly uses one of them.
+LAB_GUESTS ?= 2
+LAB := RUST_TEST_THREADS=$(LAB_GUESTS) $(CARGO) test --locked --no-fail-fast --release -p godwit-tests --test lab
+OTHER_TESTS := $(patsubst tests/tests/%.rs,--test %,$(patsubst %/main.rs,%.rs,$(filter-out %/lab/main.rs,$(wildcard tests/tests/*.rs tests/tests/*/main.rs))))
+
+# The crates with overflow checks and debug assertions; the programs as they ship, one test at a time, for each has the machine's timing; then the kernel lab,
+# whose cases are ignored where it cannot be set up.
 test: setup-test build ## run every test
 	$(CARGO) test --locked --no-fail-fast --workspace --exclude godwit-tests $(AS_ROOT)
-	RUST_TEST_THREADS=1 $(CARGO) test --locked --no-fail-fast --release -p godwit-tests $(AS_ROOT)
+	RUST_TEST_THREADS=1 $(CARGO) test --locked --no-fail-fast --release -p godwit-tests --lib --bins $(OTHER_TESTS) $(AS_ROOT)
+	@if [ -z '$(AS_ROOT)' ]; then echo "SKIPPED: the kernel lab: it needs root"; $(LAB); \
+	elif scripts/setup lab; then $(LAB) $(AS_ROOT); \
+	else echo "SKIPPED: the kernel lab: what it needs cannot be had on this machine, as said above"; $(LAB); fi
+
+lab: setup-lab build ## run the tests that boot a Linux kernel of their own in QEMU (as root)
+	$(LAB) $(AS_ROOT)
 
 # Peers are measured where they are installed.
 bench: setup-demo build ## measure this machine, beside nbdkit and qemu where they are there (ARGS="--help" lists options)
