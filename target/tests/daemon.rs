@@ -75,6 +75,21 @@ fn it_says_where_it_listens_and_stops_on_sigterm_and_sigint() {
 }
 
 #[test]
+fn it_says_so_when_the_service_manager_cannot_be_told_that_it_is_ready() {
+    let mut command = command(&["--export", "memory:8MiB", "--listen", "iwarp://127.0.0.1:0", "--log-format", "text"]);
+    let mut child = command.env("NOTIFY_SOCKET", "/nowhere/notify").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("listening on "), "it serves all the same: {line}");
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let told = said.matches("cannot notify systemd: No such file or directory").count();
+    assert_eq!(told, 2, "once for ready, once for stopping: {said}");
+}
+
+#[test]
 fn rubbish_at_the_port_does_not_hurt_it() {
     let daemon = Daemon::start(&["--export", "memory:8MiB", "--listen", "iwarp://127.0.0.1:0"]);
     for rubbish in [&b"GET / HTTP/1.0\r\n\r\n"[..], &[0; 4096], &[0xFF; 70_000]] {

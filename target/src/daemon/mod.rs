@@ -103,13 +103,20 @@ pub fn run(configuration: &Configuration) -> Result<(), DaemonError> {
         // Nobody may be listening, and the daemon serves all the same.
         let _ = writeln!(io::stdout(), "listening on {url}");
     }
-    let _ = sd_notify::notify(&[NotifyState::Ready]);
+    tell_systemd(NotifyState::Ready);
     let ended = watch(&hear, &opened.stores);
-    let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    tell_systemd(NotifyState::Stopping);
     target.drain();
     let already = usize::from(ended.is_err());
     let stopped = wait_until_stopped(&hear, threads, already);
     ended.and(stopped)
+}
+
+/// A service manager that does not hear that the daemon is ready ends it after a while: the log must say why.
+fn tell_systemd(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!("cannot notify systemd: {error}");
+    }
 }
 
 fn watch_signals(tell: Sender<Heard>) -> Result<(), SetupError> {
