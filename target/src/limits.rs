@@ -40,9 +40,6 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an admin Connect waits for commands of a dying association of the same host.
 pub(crate) const FENCE_WAIT: Duration = Duration::from_millis(500);
 
-/// How long the admin queue of a dying association stays, so that a host which takes its queues down one by one can still shut the controller down.
-pub(crate) const ADMIN_GRACE: Duration = Duration::from_secs(1);
-
 /// How long the last responses may take to reach a host when the daemon stops.
 pub(crate) const DRAIN_GRACE: Duration = Duration::from_millis(500);
 
@@ -75,6 +72,9 @@ pub struct Limits {
     pub io_queues: u16,
     /// Controllers at a time.
     pub controllers: u16,
+    /// How long the admin queue of a dying association stays, so that a host which takes its queues down one by one can still shut the controller down.
+    /// A host under load takes seconds for that, and must not find its admin queue gone below its last command.
+    pub admin_grace: Duration,
 }
 
 impl Limits {
@@ -91,6 +91,7 @@ impl Default for Limits {
             io_queue_size: QueueSize::new(MAX_IO_QUEUE_ENTRIES).expect("not zero"),
             io_queues: 128,
             controllers: 256,
+            admin_grace: Duration::from_secs(30),
         }
     }
 }

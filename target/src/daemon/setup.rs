@@ -169,6 +169,7 @@ fn limits(configuration: &Configuration) -> Limits {
         io_queue_size: QueueSize::new(limits.queue_size.get().into()).expect("the configuration bounds it"),
         io_queues: limits.io_queues.get(),
         controllers: limits.controllers.get(),
+        ..Limits::default()
     }
 }
 

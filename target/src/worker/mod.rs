@@ -32,7 +32,7 @@ use slab::Slab;
 use crate::association::{AssociationId, Ending};
 use crate::backend::{Attached, Job, Operation, Progress, Store};
 use crate::error_log::Failure;
-use crate::limits::{ADMIN_BUFFERS, ADMIN_GRACE, DRAIN_GRACE, MAX_TRANSFER_BYTES, PEER_PATIENCE, RESERVATION_IDLE, WATCH_INTERVAL};
+use crate::limits::{ADMIN_BUFFERS, DRAIN_GRACE, MAX_TRANSFER_BYTES, PEER_PATIENCE, RESERVATION_IDLE, WATCH_INTERVAL};
 use crate::mailbox::Notice;
 use crate::queue::{Phase, Purpose, Queue, QueueKey};
 use crate::request::Refusal;
@@ -367,7 +367,7 @@ impl<R: Reactor> Worker<R> {
                 Phase::Io(member) if member.association.id == id => self.close(ctx, index),
                 Phase::Admin(controller) if controller.association.id == id => {
                     if grace {
-                        self.set_timer(ctx, index, ADMIN_GRACE);
+                        self.set_timer(ctx, index, self.target.limits.admin_grace);
                     } else {
                         self.close(ctx, index);
                     }

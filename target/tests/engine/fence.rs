@@ -6,6 +6,7 @@ use godwit_nvme::feature::FeatureId;
 use godwit_nvme::sqe::{PropertyAccess, SetFeatures};
 use godwit_nvme::{Nsid, PropertyOffset, PropertySize, SglDescriptor, Sqe};
 use godwit_rdma::Access;
+use godwit_target::Limits;
 
 use crate::host::{Host, Queue};
 use crate::server::{Server, Setup};
@@ -87,23 +88,45 @@ fn a_live_association_is_not_superseded_and_does_not_fence() {
     assert_eq!(host.command(io, sqe).status(), 0, "the first goes on");
 }
 
+const CC: PropertyAccess = PropertyAccess { offset: PropertyOffset::CC, size: PropertySize::Four };
+
+/// A short time in which a host may shut its controller down, for tests that wait for its end.
+fn hasty(workers: usize) -> Setup {
+    Setup { workers, limits: Limits { admin_grace: Duration::from_secs(1), ..Limits::default() }, ..Setup::default() }
+}
+
 #[test]
 fn one_closed_queue_ends_the_whole_association_and_the_host_may_still_shut_down() {
-    let server = Server::start(Setup { workers: 2, ..Setup::default() });
+    let server = Server::start(hasty(2));
     let mut host = Host::new();
     let (admin, cntlid) = host.admin(server.address, Duration::ZERO);
     let queues = [host.io(server.address, cntlid, 1, 32), host.io(server.address, cntlid, 2, 32)];
     host.close(queues[0]);
     assert!(host.is_ended(queues[1], Duration::from_secs(2)));
-    let cc = PropertyAccess { offset: PropertyOffset::CC, size: PropertySize::Four };
-    let sqe = Sqe::property_set(host.cid(), cc, 0x0046_4001);
+    let sqe = Sqe::property_set(host.cid(), CC, 0x0046_4001);
     assert_eq!(host.command(admin, sqe).status(), 0, "the kernel's host takes its queues down one by one");
     assert!(host.is_ended(admin, Duration::from_secs(3)));
 }
 
 #[test]
-fn the_grace_of_an_admin_queue_cannot_be_stretched() {
+fn a_host_that_is_slow_to_take_its_queues_down_may_still_shut_down() {
     let server = Server::start(Setup::default());
+    let mut host = Host::new();
+    // Longer than the queues take: a host whose keep alive has run out is not slow but gone.
+    let (admin, cntlid) = host.admin(server.address, Duration::from_secs(60));
+    let io = host.io(server.address, cntlid, 1, 32);
+    host.close(io);
+    host.idle(Duration::from_secs(6));
+    let sqe = Sqe::property_set(host.cid(), CC, 0x0046_4001);
+    assert_eq!(host.command(admin, sqe).status(), 0);
+    let csts = PropertyAccess { offset: PropertyOffset::CSTS, size: PropertySize::Four };
+    let sqe = Sqe::property_get(host.cid(), csts);
+    assert_eq!(host.command(admin, sqe).status(), 0, "it looks whether the shutdown is complete");
+}
+
+#[test]
+fn the_grace_of_an_admin_queue_cannot_be_stretched() {
+    let server = Server::start(hasty(1));
     let mut host = Host::new();
     let (admin, cntlid) = host.admin(server.address, Duration::ZERO);
     let io = host.io(server.address, cntlid, 1, 32);
@@ -121,8 +144,7 @@ fn disabling_a_controller_with_io_queues_ends_them() {
     let mut host = Host::new();
     let (admin, cntlid) = host.admin(server.address, Duration::ZERO);
     let io = host.io(server.address, cntlid, 1, 32);
-    let cc = PropertyAccess { offset: PropertyOffset::CC, size: PropertySize::Four };
-    let sqe = Sqe::property_set(host.cid(), cc, 0x0046_0000);
+    let sqe = Sqe::property_set(host.cid(), CC, 0x0046_0000);
     assert_eq!(host.command(admin, sqe).status(), 0);
     assert!(host.is_ended(io, Duration::from_secs(2)));
 }
