@@ -17,6 +17,7 @@ mod uring;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 
 use godwit_memory::Pool;
 
@@ -43,6 +44,13 @@ pub struct ListenerId(pub(crate) u32);
 /// A timer of one reactor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TimerId(pub(crate) Time, pub(crate) u64);
+
+/// A watched descriptor of one reactor. Ids are not reused soon: a call with the id of a watch that has ended has no effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WatchId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
 
 /// Who is at the other end of a stream, for logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,9 +87,9 @@ pub enum Event<I> {
         /// On an error the stream is closed already.
         result: io::Result<()>,
     },
-    /// Reading from the stream may be worth while (data, end of stream, or an error). May be spurious.
+    /// Reading from the stream or the watched descriptor may be worth while (data, end of stream, or an error). May be spurious.
     Readable {
-        /// The stream's token.
+        /// The stream's or the watch's token.
         token: Token,
     },
     /// Writing to the stream, which last would have blocked, may be worth while. May be spurious.
@@ -205,4 +213,32 @@ pub trait Reactor {
 
     /// Forgets a timer. No effect when it has gone off.
     fn cancel_timer(&mut self, timer: TimerId);
+
+    /// Has a descriptor watched that the caller reads by itself: one [`Event::Readable`] follows as soon as it can be read, and none after it
+    /// until [`Self::watch_again`].
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](io::ErrorKind::Unsupported) where there are no descriptors, as in the simulator; else those of the operating system.
+    fn watch(&mut self, _descriptor: OwnedFd, _token: Token) -> io::Result<WatchId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Asks for the next event about a watched descriptor.
+    ///
+    /// # Errors
+    ///
+    /// Those of the operating system.
+    fn watch_again(&mut self, _watch: WatchId) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Ends a watch, and closes its descriptor. No event about it follows.
+    fn unwatch(&mut self, _watch: WatchId) {}
+
+    /// For a caller that looks for work of its own in each turn: `progress` says whether it has found any since it last called. True: the next turn
+    /// does not sleep, so that it can look again. False: the next turn may sleep, and only an event ends that.
+    fn keeps_looking(&mut self, _progress: bool) -> bool {
+        false
+    }
 }

@@ -18,6 +18,7 @@
 mod files;
 mod setup;
 mod streams;
+mod watches;
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -30,12 +31,13 @@ use godwit_memory::{Layout, Pool};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use crate::timers::Timers;
-use crate::{Event, FileDone, FileId, FileOp, ListenerId, Peer, Reactor, StreamId, Time, TimerId, Token};
+use crate::{Event, FileDone, FileId, FileOp, ListenerId, Peer, Reactor, StreamId, Time, TimerId, Token, WatchId};
 pub use files::BackingFile;
 use files::Files;
 pub use setup::SetupError;
 use streams::Streams;
 pub use streams::{Incoming, Listener};
+use watches::Watches;
 
 /// For how long a thread keeps looking for work after the last progress, before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +79,7 @@ pub struct Uring {
     // Field order is teardown order: see `Drop`, which empties `files` first.
     files: Files,
     streams: Streams,
+    watches: Watches,
     timers: Timers,
     /// Timers of the reactor itself: listeners that pause, streams that linger.
     housekeeping: Timers,
@@ -89,6 +92,8 @@ pub struct Uring {
     now: Time,
     last_progress: Time,
     progress: bool,
+    /// The next turn is not to sleep.
+    stay_awake: bool,
     /// Until when the core is taken to be wanted by others, and for how long it was the last time.
     spins_again: Time,
     sleeps_for: Duration,
@@ -110,6 +115,7 @@ enum Kind {
     StreamOut = 3,
     Listener = 4,
     Waker = 5,
+    Watch = 6,
 }
 
 const KIND_SHIFT: u32 = 60;
@@ -129,6 +135,7 @@ impl Kind {
             3 => Self::StreamOut,
             4 => Self::Listener,
             5 => Self::Waker,
+            6 => Self::Watch,
             _ => Self::Ignored,
         };
         (kind, (user_data >> GENERATION_SHIFT) as u32 & GENERATION_MASK, user_data as u32)
@@ -154,6 +161,7 @@ impl Uring {
         Ok(Self {
             files: Files::new(buffers_registered, files_registered, ring.params().cq_entries() / 2),
             streams: Streams::default(),
+            watches: Watches::default(),
             timers: Timers::default(),
             housekeeping: Timers::default(),
             waker: Waker { eventfd: Arc::new(eventfd.into()) },
@@ -165,6 +173,7 @@ impl Uring {
             now: Time::default(),
             last_progress: Time::default(),
             progress: false,
+            stay_awake: false,
             spins_again: Time::default(),
             sleeps_for: Duration::ZERO,
         })
@@ -189,7 +198,7 @@ impl Uring {
             self.last_progress = self.now;
         }
         self.files.take_finished(events);
-        let spins = self.now.since(self.last_progress) < self.poll && self.now >= self.spins_again;
+        let spins = self.spins() || std::mem::take(&mut self.stay_awake);
         let due = self.next_due().is_some_and(|due| due <= self.now);
         let busy = !events.is_empty() || self.streams.has_ready() || due || spins;
         if busy {
@@ -213,6 +222,11 @@ impl Uring {
             events.push(Event::Timer { token });
         }
         Ok(())
+    }
+
+    /// Whether it is time to look for work rather than to sleep.
+    fn spins(&self) -> bool {
+        self.now.since(self.last_progress) < self.poll && self.now >= self.spins_again
     }
 
     /// Lets others on this core run; also runs the ring's task work, as any system call does.
@@ -273,6 +287,7 @@ impl Uring {
                     }
                 }
                 Kind::Waker => self.on_woken(&entry, events),
+                Kind::Watch => self.watches.on_readable(generation, index, events),
                 Kind::Ignored => {}
             }
         }
@@ -444,6 +459,24 @@ impl Reactor for Uring {
 
     fn cancel_timer(&mut self, timer: TimerId) {
         self.timers.cancel(timer);
+    }
+
+    fn watch(&mut self, descriptor: OwnedFd, token: Token) -> io::Result<WatchId> {
+        self.watches.add(&mut self.ring, descriptor, token)
+    }
+
+    fn watch_again(&mut self, watch: WatchId) -> io::Result<()> {
+        self.watches.arm(&mut self.ring, watch)
+    }
+
+    fn unwatch(&mut self, watch: WatchId) {
+        self.watches.remove(&mut self.ring, watch);
+    }
+
+    fn keeps_looking(&mut self, progress: bool) -> bool {
+        self.progress |= progress;
+        self.stay_awake = progress || self.spins();
+        self.stay_awake
     }
 }
 
