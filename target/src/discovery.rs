@@ -6,6 +6,7 @@ use godwit_nvme::Nqn;
 use godwit_nvme::log::{
     AddressFamily, DiscoveryEntry, DiscoveryEntryFlags, DiscoveryHeader, RdmaAddress, RdmaProvider, SubsystemType, TransportRequirements,
 };
+use godwit_rdma::Transport;
 
 use crate::subsystem::{Portal, Target};
 
@@ -19,12 +20,13 @@ pub(crate) fn log(target: &Target, host: &Nqn, local: Option<SocketAddr>) -> Vec
     let discovery = Nqn::discovery();
     let here = local.into_iter().filter_map(|local| {
         let portal = target.portals.iter().position(|portal| portal.address.port() == local.port()).unwrap_or(0);
-        entry(SubsystemType::CURRENT_DISCOVERY, &discovery, portal, canonical(local))
+        let transport = target.portals.get(portal).map_or_else(Transport::default, |portal| portal.transport);
+        entry(SubsystemType::CURRENT_DISCOVERY, &discovery, portal, transport, canonical(local))
     });
     let visible = target.subsystems.iter().filter(|subsystem| subsystem.hosts.allow(host));
     let offered = visible.flat_map(|subsystem| {
         let portals = target.portals.iter().enumerate();
-        portals.filter_map(|(id, portal)| entry(SubsystemType::NVM, &subsystem.nqn, id, reachable(portal, local)?))
+        portals.filter_map(|(id, portal)| entry(SubsystemType::NVM, &subsystem.nqn, id, portal.transport, reachable(portal, local)?))
     });
     let entries: Vec<_> = here.chain(offered).collect();
     let header = DiscoveryHeader::new(GENERATION, entries.len() as u64);
@@ -48,12 +50,17 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-fn entry(subtype: SubsystemType, nqn: &Nqn, portal: usize, at: SocketAddr) -> Option<DiscoveryEntry> {
+fn entry(subtype: SubsystemType, nqn: &Nqn, portal: usize, transport: Transport, at: SocketAddr) -> Option<DiscoveryEntry> {
     let family = match at.ip() {
         IpAddr::V4(_) => AddressFamily::IPV4,
         IpAddr::V6(_) => AddressFamily::IPV6,
     };
-    let address = RdmaAddress { family, address: &at.ip().to_string(), port: at.port(), provider: RdmaProvider::IWARP };
+    let provider = match transport {
+        Transport::Iwarp => RdmaProvider::IWARP,
+        // As the kernel's target has it, which does not ask its devices either.
+        Transport::Rdma => RdmaProvider::NOT_SPECIFIED,
+    };
+    let address = RdmaAddress { family, address: &at.ip().to_string(), port: at.port(), provider };
     // Numbers and colons always fit.
     let mut entry = DiscoveryEntry::new(subtype, nqn, u16::try_from(portal).ok()?, address).ok()?;
     // "Not specified" for the secure channel, as the kernel's target has it: nvme-cli knows no other combination by name.

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use godwit_nvme::{BlockSize, Nqn, Nsid};
-use godwit_rdma::FpduSize;
+use godwit_rdma::{FpduSize, Transport};
 use uuid::Uuid;
 
 use crate::association::{Association, Associations, Ending, SubsystemIndex, Waiter};
@@ -83,6 +83,8 @@ impl Subsystem {
 /// An address at which the target listens, for discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Portal {
+    /// What listens there.
+    pub transport: Transport,
     /// The address, with its real port.
     pub address: SocketAddr,
     /// iWARP: whether to ask for CRC32C.
@@ -94,7 +96,7 @@ pub struct Portal {
 impl Portal {
     /// A portal with the usual settings.
     pub fn new(address: SocketAddr) -> Self {
-        Self { address, crc: true, fpdu: FpduSize::Large }
+        Self { transport: Transport::Iwarp, address, crc: true, fpdu: FpduSize::Large }
     }
 }
 
@@ -130,6 +132,11 @@ impl Target {
     /// Sets how a worker's thread is woken from another thread.
     pub fn set_wake(&self, worker: usize, wake: Box<dyn Fn() + Send + Sync>) {
         self.mailboxes[worker].set_wake(wake);
+    }
+
+    /// Makes a worker look for what was sent to it.
+    pub(crate) fn wake(&self, worker: usize) {
+        self.mailboxes[worker].wake();
     }
 
     /// Tells each worker to finish what runs, to flush, and to stop.

@@ -118,9 +118,6 @@ fn wrong_usage_exits_with_2() {
     assert_eq!(output(&["--export", "memory:1MiB", "--log", "a=b=c"]).0, Some(2));
     let (code, _, stderr) = output(&["--export", "memory:1000"]);
     assert_eq!(code, Some(2), "{stderr}");
-    let (code, _, stderr) = output(&["--export", "memory:1MiB", "--listen", "rdma://127.0.0.1:0"]);
-    assert_eq!(code, Some(2));
-    assert!(stderr.contains("not part of this build; use iwarp, which"), "{stderr}");
     let (code, _, stderr) = output(&["--config", "/nowhere/target.yaml", "--check"]);
     assert_eq!(code, Some(2));
     assert_eq!(stderr.lines().count(), 1, "{stderr}");

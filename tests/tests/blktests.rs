@@ -149,7 +149,9 @@ fn a_process_that_only_has_the_id_of_the_target_is_left_alone() {
 #[test]
 fn a_setup_that_fails_says_why_and_leaves_nothing() {
     let control = Control::new();
-    let refused: [(&[(&str, &str)], &[&str], i32, &str); 6] = [
+    // Environment, arguments, exit code, words.
+    type Refusal<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str], i32, &'a str);
+    let refused: [Refusal<'_>; 6] = [
         (&[("NVME_IMG_SIZE", "1k"), ("GODWIT_BLOCK_SIZE", "4096")], &[], 1, "not a multiple of the block size"),
         (&[("NVME_IMG_SIZE", "much")], &[], 2, "NVME_IMG_SIZE"),
         (&[("GODWIT_LISTEN", "tcp://127.0.0.1")], &[], 2, "GODWIT_LISTEN"),

@@ -113,7 +113,6 @@ fn a_wrong_configuration_is_refused_with_its_place() {
         ("bad NQN", file(NQN, "vol0"), &[":4:10: `nqn`: `vol0` is not an NQN: it must start with `nqn.`, as in "]),
         ("size 0", file("1MiB", "0"), &[":8:36: the size is 0: a namespace needs at least one block of 4096 bytes"]),
         ("no size", file("1MiB", "1XiB"), &["`XiB` in the size `1XiB` is not a unit: use KiB,"]),
-        ("rdma", file("iwarp", "rdma"), &[":2:33: the transport rdma is not part of this build; use iwarp, which needs no RDMA device"]),
         (
             "open to all",
             file("127.0.0.1:0", "0.0.0.0:0"),
@@ -159,8 +158,8 @@ fn a_target_refuses_wrong_arguments() {
         (&["--export", "memory:1MiB", "--listen", "iwarp://0.0.0.0"], WRONG, &["every machine", "--allow-any-host-remote"]),
         (
             &["--export", "memory:1MiB", "--listen", "rdma://127.0.0.1"],
-            WRONG,
-            &["the transport rdma is not part of this build; use iwarp, which"],
+            FAILED,
+            &["--listen rdma://127.0.0.1:4420: cannot listen on 127.0.0.1:4420: "],
         ),
         (&["--export", "memory:1MiB", "--log", "a=b=c"], WRONG, &["--log a=b=c: "]),
         (&["--export", "memory:1MiB", "--listen", &in_use], FAILED, &[&in_use, "address in use; stop the program that listens there"]),
@@ -312,8 +311,8 @@ fn an_initiator_refuses_wrong_arguments() {
         ),
         (&["connect", &with("nsid=0"), "--nbd", &nbd], WRONG, &["`0` is not a namespace id: use a number from 1 to 4294967294"]),
         (&["connect", &with("ns=1"), "--nbd", &nbd], WRONG, &["`ns` is not an option of an address: the options are nsid, fpdu and crc"]),
-        (&["connect", &rdma, "--nbd", &nbd], WRONG, &["rdma:// (kernel verbs) is not supported yet: use iwarp://"]),
-        (&["discover", "rdma://127.0.0.1"], WRONG, &["rdma:// (kernel verbs) is not supported yet: use iwarp://"]),
+        (&["connect", &rdma, "--nbd", &nbd], FAILED, &["cannot connect to 127.0.0.1:4420: "]),
+        (&["discover", "rdma://127.0.0.1"], FAILED, &["cannot connect to 127.0.0.1:4420: "]),
         (
             &["connect", &url, "--device", "/dev/nbd0"],
             WRONG,

@@ -106,6 +106,9 @@ pub enum Disconnect {
     /// We closed it, and the peer has closed its side as well.
     #[error("closed")]
     Closed,
+    /// We closed it; whether the peer knows is not known.
+    #[error("closed")]
+    Unconfirmed,
     /// The network ended it.
     #[error("connection lost: {0}")]
     Lost(io::Error),
@@ -135,7 +138,7 @@ impl Disconnect {
         match self {
             Self::PeerClosed | Self::Closed | Self::Terminated(_) => true,
             Self::Lost(error) => matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe),
-            Self::Connect(_) | Self::Startup(_) | Self::StartupTimeout { .. } | Self::Violation(_) => false,
+            Self::Unconfirmed | Self::Connect(_) | Self::Startup(_) | Self::StartupTimeout { .. } | Self::Violation(_) => false,
         }
     }
 }

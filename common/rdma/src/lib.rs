@@ -19,12 +19,14 @@
 
 mod completion;
 mod soft;
+pub mod verbs;
 
 use std::net::SocketAddr;
 use std::rc::Rc;
 
 use godwit_memory::{Buffer, Reservation};
 use godwit_reactor::{Event, Peer, Reactor, Token};
+use verbs::{Verbs, VerbsError};
 
 pub use completion::{Completion, Disconnect, Header, PrivateData};
 use soft::Soft;
@@ -54,12 +56,31 @@ pub struct Remote {
 }
 
 /// What a peer may do with a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// The peer may fetch it by RDMA Read.
     RemoteRead,
     /// The peer may fill it by RDMA Write.
     RemoteWrite,
+}
+
+/// Which provider makes a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// Our own iWARP, over TCP.
+    #[default]
+    Iwarp,
+    /// An RDMA device.
+    Rdma,
+}
+
+/// A connection that a listener accepted; goes to the thread that shall have it.
+#[derive(Debug)]
+pub enum Incoming<I> {
+    /// A stream of the reactor, for our own iWARP.
+    Stream(I),
+    /// A connection of an RDMA device.
+    Rdma(verbs::Incoming),
 }
 
 /// How large the frames of an iWARP stream are.
@@ -77,6 +98,8 @@ pub enum FpduSize {
 pub struct QpConfig {
     /// Sends, RDMA Writes and RDMA Reads that may be posted and not yet completed.
     pub send_depth: usize,
+    /// Messages that the peer may send before it has heard of the last of them being dealt with. Soft provider: without meaning.
+    pub receive_depth: usize,
     /// Bytes that each received message must have; they come with [`Completion::Received`] by value. At most 64.
     pub header_bytes: usize,
     /// Bytes that a received message may have beyond its header; they come in a buffer.
@@ -97,6 +120,7 @@ pub struct QpConfig {
 #[derive(Debug, Default)]
 pub struct Fabric {
     soft: Soft,
+    verbs: Verbs,
 }
 
 impl Fabric {
@@ -112,17 +136,21 @@ impl Fabric {
 
     /// Handles an event whose token the fabric [owns](Self::owns).
     pub fn on_event<R: Reactor>(&mut self, reactor: &mut R, event: Event<R::Incoming>) {
-        self.soft.on_event(reactor, event);
+        match &event {
+            Event::Readable { token } | Event::Timer { token } if verbs::owns(*token) => self.verbs.on_event(reactor, &event),
+            _ => self.soft.on_event(reactor, event),
+        }
     }
 
     /// The next completion, of any queue pair; `None` when there is nothing to do for now. Fair: a busy queue pair takes turns with the others.
     pub fn poll<R: Reactor>(&mut self, reactor: &mut R) -> Option<(QpId, Completion)> {
-        self.soft.poll(reactor)
+        self.soft.poll(reactor).or_else(|| self.verbs.poll(reactor))
     }
 
     /// Sends what was posted since the last call.
     pub fn flush<R: Reactor>(&mut self, reactor: &mut R) {
         self.soft.flush(reactor);
+        self.verbs.flush(reactor);
     }
 
     /// Opens a connection. [`Completion::Established`], [`Completion::Rejected`] or [`Completion::Disconnected`] follows.
@@ -133,11 +161,15 @@ impl Fabric {
     pub fn connect<R: Reactor>(
         &mut self,
         reactor: &mut R,
+        transport: Transport,
         address: SocketAddr,
         config: &QpConfig,
         private_data: &[u8],
     ) -> std::io::Result<QpId> {
-        self.soft.connect(reactor, address, config, private_data)
+        match transport {
+            Transport::Iwarp => self.soft.connect(reactor, address, config, private_data),
+            Transport::Rdma => self.verbs.connect(reactor, address, config, private_data),
+        }
     }
 
     /// Takes over a connection that a listener accepted. [`Completion::ConnectRequest`] or [`Completion::Disconnected`] follows.
@@ -145,37 +177,64 @@ impl Fabric {
     /// # Errors
     ///
     /// Those of the operating system that show at once.
-    pub fn adopt<R: Reactor>(&mut self, reactor: &mut R, incoming: R::Incoming) -> std::io::Result<QpId> {
-        self.soft.adopt(reactor, incoming)
+    pub fn adopt<R: Reactor>(&mut self, reactor: &mut R, incoming: Incoming<R::Incoming>) -> std::io::Result<QpId> {
+        match incoming {
+            Incoming::Stream(incoming) => self.soft.adopt(reactor, incoming),
+            Incoming::Rdma(incoming) => self.verbs.adopt(reactor, incoming),
+        }
     }
 
     /// Accepts a [`Completion::ConnectRequest`]. Messages may be received from now on, and posted at once (they leave when the protocol allows).
-    pub fn accept<R: Reactor>(&mut self, reactor: &mut R, qp: QpId, config: &QpConfig, private_data: &[u8]) {
+    ///
+    /// # Errors
+    ///
+    /// What the device is not able to hold. The request still waits for its answer then: reject it.
+    pub fn accept<R: Reactor>(&mut self, reactor: &mut R, qp: QpId, config: &QpConfig, private_data: &[u8]) -> Result<(), VerbsError> {
+        if verbs::is_mine(qp) {
+            return self.verbs.accept(reactor, qp, config, private_data);
+        }
         self.soft.accept(reactor, qp, config, private_data);
+        Ok(())
     }
 
     /// Refuses a [`Completion::ConnectRequest`] and destroys the queue pair.
     pub fn reject<R: Reactor>(&mut self, reactor: &mut R, qp: QpId, private_data: &[u8]) {
-        self.soft.reject(reactor, qp, private_data);
+        if verbs::is_mine(qp) {
+            self.verbs.reject(reactor, qp, private_data);
+        } else {
+            self.soft.reject(reactor, qp, private_data);
+        }
     }
 
     /// Ends a connection in an orderly way: what was posted is sent, then our direction is closed. [`Completion::Disconnected`] follows when the peer
     /// has closed its own (which shows that it knows), or after five seconds. Messages that arrive meanwhile are dropped; reads that are outstanding,
     /// and work that waits behind them, are flushed.
     pub fn disconnect<R: Reactor>(&mut self, reactor: &mut R, qp: QpId) {
-        self.soft.disconnect(reactor, qp);
+        if verbs::is_mine(qp) {
+            self.verbs.disconnect(reactor, qp);
+        } else {
+            self.soft.disconnect(reactor, qp);
+        }
     }
 
     /// Ends a connection at once, as if it had been lost: what was posted comes back with [`Completion::Flushed`], then
     /// [`Completion::Disconnected`] follows. For a peer that does not answer a [`disconnect`](Self::disconnect).
     pub fn abort<R: Reactor>(&mut self, reactor: &mut R, qp: QpId) {
-        self.soft.abort(reactor, qp);
+        if verbs::is_mine(qp) {
+            self.verbs.abort(reactor, qp);
+        } else {
+            self.soft.abort(reactor, qp);
+        }
     }
 
     /// Closes a queue pair at once and frees all that it holds. No completion follows. Takes posted and exposed buffers back to their pool: whoever
     /// needs them waits for [`Completion::Flushed`], and revokes, first.
     pub fn destroy<R: Reactor>(&mut self, reactor: &mut R, qp: QpId) {
-        self.soft.destroy(reactor, qp);
+        if verbs::is_mine(qp) {
+            self.verbs.destroy(reactor, qp);
+        } else {
+            self.soft.destroy(reactor, qp);
+        }
     }
 
     /// Posts a Send of `header` (at most 64 bytes, copied) followed by `data`, with the invalidation of one of the peer's regions if asked for.
@@ -185,7 +244,11 @@ impl Fabric {
     ///
     /// When more work is posted than the queue pair's `send_depth`: keeping count is the caller's task.
     pub fn post_send(&mut self, qp: QpId, id: WorkId, header: &[u8], data: Option<Buffer>, invalidate: Option<Rkey>) {
-        self.soft.post_send(qp, id, header, data, invalidate);
+        if verbs::is_mine(qp) {
+            self.verbs.post_send(qp, id, header, data, invalidate);
+        } else {
+            self.soft.post_send(qp, id, header, data, invalidate);
+        }
     }
 
     /// Posts an RDMA Write of the first `len_bytes` bytes of `data`. No completion: `data` returns to its pool when it has been sent.
@@ -194,7 +257,11 @@ impl Fabric {
     ///
     /// As [`Self::post_send`].
     pub fn post_write(&mut self, qp: QpId, data: Buffer, len_bytes: usize, to: Remote) {
-        self.soft.post_write(qp, data, len_bytes, to);
+        if verbs::is_mine(qp) {
+            self.verbs.post_write(qp, data, len_bytes, to);
+        } else {
+            self.soft.post_write(qp, data, len_bytes, to);
+        }
     }
 
     /// Posts an RDMA Read that fills the first `len_bytes` bytes of `sink`. Ends with [`Completion::ReadDone`].
@@ -203,7 +270,11 @@ impl Fabric {
     ///
     /// As [`Self::post_send`].
     pub fn post_read(&mut self, qp: QpId, id: WorkId, sink: Buffer, len_bytes: usize, from: Remote) {
-        self.soft.post_read(qp, id, sink, len_bytes, from);
+        if verbs::is_mine(qp) {
+            self.verbs.post_read(qp, id, sink, len_bytes, from);
+        } else {
+            self.soft.post_read(qp, id, sink, len_bytes, from);
+        }
     }
 
     /// Lends the first `len_bytes` bytes of a buffer to the peer. `None`, and the buffer returns to its pool, when the queue pair is gone.
@@ -212,32 +283,41 @@ impl Fabric {
     ///
     /// When more regions are exposed than the queue pair's `regions`.
     pub fn expose(&mut self, qp: QpId, buffer: Buffer, len_bytes: usize, access: Access) -> Option<Remote> {
-        self.soft.expose(qp, buffer, len_bytes, access)
+        if verbs::is_mine(qp) { self.verbs.expose(qp, buffer, len_bytes, access) } else { self.soft.expose(qp, buffer, len_bytes, access) }
     }
 
     /// Takes a lent buffer back. Works until the queue pair is destroyed, also after it failed.
     pub fn revoke(&mut self, qp: QpId, rkey: Rkey) -> Option<Buffer> {
-        self.soft.revoke(qp, rkey)
+        if verbs::is_mine(qp) { self.verbs.revoke(qp, rkey) } else { self.soft.revoke(qp, rkey) }
     }
 
     /// Sets where received data finds its buffers: in a reservation, or (without one, as at first) in the reactor's pool. Without a free buffer the
     /// queue pair stops reading until there is one.
     pub fn receive_from(&mut self, qp: QpId, reservation: Option<Rc<Reservation>>) {
-        self.soft.receive_from(qp, reservation);
+        if verbs::is_mine(qp) {
+            self.verbs.receive_from(qp, reservation);
+        } else {
+            self.soft.receive_from(qp, reservation);
+        }
+    }
+
+    /// Whether the peer is able to take back its right to a region by a Send with Invalidate; where not, it must not be asked to.
+    pub fn peer_invalidates(&self, qp: QpId) -> bool {
+        !verbs::is_mine(qp)
     }
 
     /// Whether a queue pair has stopped reading for want of a buffer.
     pub fn is_stalled(&self, qp: QpId) -> bool {
-        self.soft.is_stalled(qp)
+        if verbs::is_mine(qp) { self.verbs.is_stalled(qp) } else { self.soft.is_stalled(qp) }
     }
 
     /// The other end of a queue pair's connection, for logs.
     pub fn peer<R: Reactor>(&self, reactor: &R, qp: QpId) -> Option<Peer> {
-        self.soft.peer(reactor, qp)
+        if verbs::is_mine(qp) { self.verbs.peer(qp).map(Peer::Tcp) } else { self.soft.peer(reactor, qp) }
     }
 
     /// The address that the peer came to.
     pub fn local_address<R: Reactor>(&self, reactor: &R, qp: QpId) -> Option<SocketAddr> {
-        self.soft.local_address(reactor, qp)
+        if verbs::is_mine(qp) { self.verbs.local_address(qp) } else { self.soft.local_address(reactor, qp) }
     }
 }

@@ -6,7 +6,7 @@ mod support;
 
 use std::io;
 
-use godwit_rdma::{Access, Completion, Disconnect, QpConfig, QpId, Remote, WorkId};
+use godwit_rdma::{Access, Completion, Disconnect, QpConfig, QpId, Remote, Transport, WorkId};
 use godwit_reactor::{Reactor, StreamId, Token};
 use support::endless::EndlessWorld;
 use support::{HOST, Machines, Net, TARGET, config, on_both};
@@ -82,7 +82,7 @@ fn by_hand<M: Machines>(seed: u64, crc: bool) -> Hand<M> {
     assert_eq!(&*private_data.0, b"by hand");
     let target = &mut net.sides[TARGET];
     let config = QpConfig { crc, inbound_reads: 1, outbound_reads: 4, ..config() };
-    target.fabric.accept(&mut target.reactor, qp, &config, b"yes");
+    target.fabric.accept(&mut target.reactor, qp, &config, b"yes").unwrap();
     let lend = |target: &mut support::Side<M::Reactor>, access| {
         let buffer = target.buffer(&[7; 4096]);
         target.fabric.expose(qp, buffer, 4096, access).unwrap()
@@ -233,7 +233,7 @@ fn what_is_no_reply_is_answered_by_a_terminate<M: Machines>(seed: u64) {
     let mut net = Net::<M>::new(seed);
     net.sides[TARGET].plain = true;
     let [host, _] = &mut net.sides;
-    host.fabric.connect(&mut host.reactor, net.address, &config(), b"").unwrap();
+    host.fabric.connect(&mut host.reactor, Transport::Iwarp, net.address, &config(), b"").unwrap();
     net.settle_incoming();
     let incoming = net.sides[TARGET].incoming.pop_front().unwrap();
     let stream = net.sides[TARGET].reactor.adopt(incoming, Token(6)).unwrap();

@@ -6,7 +6,7 @@ mod support;
 
 use std::time::Duration;
 
-use godwit_rdma::{Completion, Disconnect, WorkId};
+use godwit_rdma::{Completion, Disconnect, Transport, WorkId};
 use godwit_reactor::Time;
 use support::{HOST, Net, Pair, Simulator, TARGET, config, each_seed, pattern};
 
@@ -40,7 +40,7 @@ fn a_peer_that_sends_no_reply_has_ten_seconds() {
         net.sides[TARGET].plain = true;
         let address = net.address;
         let [host, _] = &mut net.sides;
-        host.fabric.connect(&mut host.reactor, address, &config(), b"").unwrap();
+        host.fabric.connect(&mut host.reactor, Transport::Iwarp, address, &config(), b"").unwrap();
         let (at, reason) = end_of(net, HOST);
         assert!(matches!(reason, Disconnect::StartupTimeout { seconds: 10 }), "{reason:?}");
         assert!(!reason.known_to_peer());

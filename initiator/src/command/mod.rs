@@ -89,9 +89,6 @@ fn print(text: &[u8]) -> Result<(), Failure> {
 
 /// Where a target listens: every address of its name.
 fn endpoints(url: &Url, crc: Crc) -> Result<Vec<Endpoint>, Failure> {
-    if url.transport == Transport::Rdma {
-        return Err(Failure::Usage("rdma:// (kernel verbs) is not supported yet: use iwarp://, which needs no RDMA device".to_owned()));
-    }
     let resolved = url.address.resolve();
     let addresses = resolved.map_err(|error| {
         Failure::Failed(format!("cannot find the address of {}: {error}; correct the name, or write an address", url.address))
@@ -100,8 +97,12 @@ fn endpoints(url: &Url, crc: Crc) -> Result<Vec<Endpoint>, Failure> {
         Fpdu::Large => FpduSize::Large,
         Fpdu::Mss => FpduSize::Segment,
     };
+    let transport = match url.transport {
+        Transport::Iwarp => godwit_rdma::Transport::Iwarp,
+        Transport::Rdma => godwit_rdma::Transport::Rdma,
+    };
     let crc = url.crc.unwrap_or(crc) == Crc::On;
-    Ok(addresses.into_iter().map(|address: SocketAddr| Endpoint { address, crc, fpdu }).collect())
+    Ok(addresses.into_iter().map(|address: SocketAddr| Endpoint { transport, address, crc, fpdu }).collect())
 }
 
 /// Who connects to which subsystem.

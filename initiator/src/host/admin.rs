@@ -108,6 +108,7 @@ impl AdminQueue {
         let request = QueueRequest::new(Qid::ADMIN, size, Cntlid::new(0));
         let config = QpConfig {
             send_depth: COMMANDS,
+            receive_depth: COMMANDS,
             header_bytes: Cqe::LEN_BYTES,
             data_bytes: 0,
             regions: COMMANDS,
@@ -117,7 +118,7 @@ impl AdminQueue {
             fpdu: endpoint.fpdu,
         };
         let qp = fabric
-            .connect(reactor, endpoint.address, &config, &request.to_wire())
+            .connect(reactor, endpoint.transport, endpoint.address, &config, &request.to_wire())
             .map_err(|error| HostError::Connection(format!("cannot connect to {}: {}", endpoint.address, in_words(&error))))?;
         Ok(Self { qp, address: endpoint.address, request, commands: Slots::new(COMMANDS), buffers, leaving: false })
     }
@@ -171,7 +172,7 @@ impl AdminQueue {
                 return Err(gone());
             };
             pending.rkey = Some(remote.rkey);
-            sqe = sqe.with_sgl(keyed(remote, len_bytes));
+            sqe = sqe.with_sgl(keyed(fabric, self.qp, remote, len_bytes));
         }
         let index = self.commands.insert(pending).map_err(|_| HostError::Violation("it leaves admin commands unanswered"))?;
         let cid = self.commands.name(index);

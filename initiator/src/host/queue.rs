@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use godwit_nvme::cm::{QueueReject, QueueRequest};
 use godwit_nvme::{Rkey, SglDescriptor};
-use godwit_rdma::{Disconnect, FpduSize, Remote};
+use godwit_rdma::{Disconnect, Fabric, FpduSize, QpId, Remote, Transport};
 use nix::errno::Errno;
 
 use super::error::HostError;
@@ -13,6 +13,8 @@ use super::error::HostError;
 /// Where a target listens, and how to speak to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
+    /// Which provider connects to it.
+    pub transport: Transport,
     /// Its address.
     pub address: SocketAddr,
     /// Whether to ask for CRC32C.
@@ -55,10 +57,11 @@ pub(crate) fn in_words(error: &io::Error) -> String {
     text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
 }
 
-/// The descriptor of an exposed buffer. The response is to invalidate the key.
-pub(crate) fn keyed(remote: Remote, len_bytes: usize) -> SglDescriptor {
+/// The descriptor of an exposed buffer. The response is to invalidate the key where that can be.
+pub(crate) fn keyed(fabric: &Fabric, qp: QpId, remote: Remote, len_bytes: usize) -> SglDescriptor {
     let length = u32::try_from(len_bytes).unwrap_or(u32::MAX);
-    SglDescriptor::keyed(remote.address, length, Rkey::new(remote.rkey.0), true).expect("a buffer is shorter than 16 MiB")
+    SglDescriptor::keyed(remote.address, length, Rkey::new(remote.rkey.0), fabric.peer_invalidates(qp))
+        .expect("a buffer is shorter than 16 MiB")
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The daemon: a control thread that opens, binds and waits, and the reactor threads that work.
 
+mod rdma;
 mod reactor_thread;
 mod setup;
 
@@ -10,15 +11,17 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use godwit_config::Target as Configuration;
+use godwit_rdma::Transport;
 use godwit_reactor::{BackingFile, Incoming, Listener};
 use sd_notify::NotifyState;
 use signal_hook::consts::signal::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::backend::Store;
-use crate::{Handover, Target};
+use crate::{Handover, Portal, Target};
+use rdma::RdmaListener;
 use reactor_thread::Thread;
-use setup::Opened;
+use setup::{Bound, Opened};
 
 pub use setup::{SetupError, check};
 
@@ -93,9 +96,13 @@ pub fn run(configuration: &Configuration) -> Result<(), DaemonError> {
     open(configuration, tell.clone())?;
     let Some(opened) = wait_until_open(&hear)? else { return Ok(()) };
     let listeners = opened.listeners;
-    let urls: Vec<_> = opened.target.portals.iter().map(|portal| format!("iwarp://{}", portal.address)).collect();
+    let url = |portal: &Portal| match portal.transport {
+        Transport::Iwarp => format!("iwarp://{}", portal.address),
+        Transport::Rdma => format!("rdma://{}", portal.address),
+    };
+    let urls: Vec<_> = opened.target.portals.iter().map(url).collect();
     let target = Arc::new(opened.target);
-    let threads = spawn(configuration, &target, &opened.stores, listeners, &tell)?;
+    let (threads, on_devices) = spawn(configuration, &target, &opened.stores, listeners, &tell)?;
     if !wait_until_ready(&hear, threads.len())? {
         return Ok(());
     }
@@ -106,6 +113,7 @@ pub fn run(configuration: &Configuration) -> Result<(), DaemonError> {
     tell_systemd(NotifyState::Ready);
     let ended = watch(&hear, &opened.stores);
     tell_systemd(NotifyState::Stopping);
+    drop(on_devices);
     target.drain();
     let already = usize::from(ended.is_err());
     let stopped = wait_until_stopped(&hear, threads, already);
@@ -152,15 +160,22 @@ fn spawn(
     configuration: &Configuration,
     target: &Arc<Target>,
     stores: &[Arc<Store<BackingFile>>],
-    listeners: Vec<Listener>,
+    listeners: Vec<Bound>,
     tell: &Sender<Heard>,
-) -> Result<Vec<JoinHandle<()>>, SetupError> {
+) -> Result<(Vec<JoinHandle<()>>, Vec<RdmaListener>), SetupError> {
     let count = usize::from(configuration.reactors.get());
     let layout = setup::pool_layout(configuration, &target.limits, stores.len())?;
     let (senders, receivers): (Vec<_>, Vec<Receiver<Handover<Incoming>>>) = (0..count).map(|_| mpsc::channel()).unzip();
     let mut of_thread: Vec<Vec<(u16, Listener)>> = (0..count).map(|_| Vec::new()).collect();
+    let mut on_devices = Vec::new();
     for (portal, listener) in (0..).zip(listeners) {
-        of_thread[usize::from(portal) % count].push((portal, listener));
+        match listener {
+            Bound::Stream(listener) => of_thread[usize::from(portal) % count].push((portal, listener)),
+            Bound::Rdma(listener) => {
+                listener.serve(portal, senders.clone(), Arc::clone(target));
+                on_devices.push(listener);
+            }
+        }
     }
     let mut threads = Vec::with_capacity(count);
     for (index, (incoming, listeners)) in receivers.into_iter().zip(of_thread).enumerate() {
@@ -183,7 +198,7 @@ fn spawn(
         let spawned = thread::Builder::new().name(format!("reactor{index}")).spawn(run);
         threads.push(spawned.map_err(|error| SetupError::Thread { error })?);
     }
-    Ok(threads)
+    Ok((threads, on_devices))
 }
 
 /// Waits until all reactor threads work. False when a signal came first.

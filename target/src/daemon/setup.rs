@@ -13,9 +13,11 @@ use godwit_config::{Backend, BlockSize as ConfiguredBlockSize, Crc, Fpdu, Target
 use godwit_memory::{Layout, PoolError};
 use godwit_nvme::{BlockSize, Nsid, QueueSize};
 use godwit_rdma::FpduSize;
+use godwit_rdma::verbs::VerbsError;
 use godwit_reactor::{BackingFile, Listener};
 use uuid::Uuid;
 
+use super::rdma::RdmaListener;
 use crate::backend::{OpenError, OpenOptions, Source, Store, in_words, reject_shared_storage};
 use crate::layout;
 use crate::{AllowedHosts, Limits, Namespace, Portal, Subsystem, Target};
@@ -38,11 +40,15 @@ pub enum SetupError {
     /// Two namespaces on one store.
     #[error(transparent)]
     Shared(OpenError),
-    /// A transport that this build lacks.
-    #[error("{origin}: the transport rdma is not part of this build; use iwarp, which needs no RDMA device")]
-    NoVerbs {
+    /// A listener on RDMA devices.
+    #[error("{origin}: cannot listen on {address}: {}", explain_verbs(error))]
+    Rdma {
         /// Where it is configured.
         origin: String,
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        error: Box<VerbsError>,
     },
     /// A listener's host name.
     #[error("{origin}: cannot resolve {address}: {error}; correct the name, or write an address")]
@@ -102,23 +108,34 @@ fn explain(error: &io::Error) -> String {
     }
 }
 
+/// What to do about a failed bind to RDMA devices.
+fn explain_verbs(error: &VerbsError) -> String {
+    match error {
+        VerbsError::Call { error, .. } => explain(error),
+        other => other.to_string(),
+    }
+}
+
+/// A bound listener.
+pub(super) enum Bound {
+    Stream(Listener),
+    Rdma(RdmaListener),
+}
+
 /// Everything that was opened.
 pub(super) struct Opened {
     pub(super) target: Target,
     pub(super) stores: Vec<Arc<Store<BackingFile>>>,
     /// One per portal.
-    pub(super) listeners: Vec<Listener>,
+    pub(super) listeners: Vec<Bound>,
 }
 
 /// Finds what is wrong with a configuration on this machine and in this build, without opening anything.
 ///
 /// # Errors
 ///
-/// A transport that is not there, or two namespaces on one file under different names.
+/// Two namespaces on one file under different names.
 pub fn check(configuration: &Configuration) -> Result<(), SetupError> {
-    if let Some(listener) = configuration.listeners.iter().find(|listener| listener.transport == Transport::Rdma) {
-        return Err(SetupError::NoVerbs { origin: listener.address.origin.to_string() });
-    }
     let sources: Vec<_> = namespaces(configuration).map(|namespace| source(&namespace.backend)).collect();
     reject_shared_storage(&sources.iter().collect::<Vec<_>>()).map_err(SetupError::Shared)
 }
@@ -173,7 +190,7 @@ fn limits(configuration: &Configuration) -> Limits {
     }
 }
 
-fn bind(configuration: &Configuration) -> Result<(Vec<Portal>, Vec<Listener>), SetupError> {
+fn bind(configuration: &Configuration) -> Result<(Vec<Portal>, Vec<Bound>), SetupError> {
     let (mut portals, mut listeners) = (Vec::new(), Vec::new());
     for listener in &configuration.listeners {
         let origin = listener.address.origin.to_string();
@@ -181,9 +198,27 @@ fn bind(configuration: &Configuration) -> Result<(Vec<Portal>, Vec<Listener>), S
         let addresses =
             resolved.map_err(|error| SetupError::Resolve { origin: origin.clone(), address: listener.address.to_string(), error })?;
         for address in addresses {
-            let bound = listen(address, IN_USE_PATIENCE).map_err(|error| SetupError::Bind { origin: origin.clone(), address, error })?;
+            let (bound, transport, bound_address) = match listener.transport {
+                Transport::Iwarp => {
+                    let bound = patiently(IN_USE_PATIENCE, || Listener::tcp(address), io::Error::kind);
+                    let bound = bound.map_err(|error| SetupError::Bind { origin: origin.clone(), address, error })?;
+                    let bound_address = bound.local_address().unwrap_or(address);
+                    (Bound::Stream(bound), godwit_rdma::Transport::Iwarp, bound_address)
+                }
+                Transport::Rdma => {
+                    let kind = |error: &VerbsError| match error {
+                        VerbsError::Call { error, .. } => error.kind(),
+                        _ => io::ErrorKind::Other,
+                    };
+                    let bound = patiently(IN_USE_PATIENCE, || RdmaListener::bind(address), kind);
+                    let bound = bound.map_err(|error| SetupError::Rdma { origin: origin.clone(), address, error: Box::new(error) })?;
+                    let bound_address = bound.local_address();
+                    (Bound::Rdma(bound), godwit_rdma::Transport::Rdma, bound_address)
+                }
+            };
             portals.push(Portal {
-                address: bound.local_address().unwrap_or(address),
+                transport,
+                address: bound_address,
                 crc: listener.crc == Crc::On,
                 fpdu: match listener.fpdu {
                     Fpdu::Large => FpduSize::Large,
@@ -196,11 +231,12 @@ fn bind(configuration: &Configuration) -> Result<(Vec<Portal>, Vec<Listener>), S
     Ok((portals, listeners))
 }
 
-fn listen(address: SocketAddr, patience: Duration) -> io::Result<Listener> {
+/// Tries once more, for a while, when an address is in use.
+fn patiently<T, E>(patience: Duration, bind: impl Fn() -> Result<T, E>, kind: impl Fn(&E) -> io::ErrorKind) -> Result<T, E> {
     let started = Instant::now();
     loop {
-        match Listener::tcp(address) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && started.elapsed() < patience => {
+        match bind() {
+            Err(error) if kind(&error) == io::ErrorKind::AddrInUse && started.elapsed() < patience => {
                 thread::sleep(Duration::from_millis(20));
             }
             result => return result,
@@ -287,13 +323,14 @@ mod tests {
     fn an_address_that_is_let_go_of_is_waited_for_and_one_that_is_not_is_in_use() {
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = other.local_addr().unwrap();
-        assert_eq!(listen(address, Duration::ZERO).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let listen = |patience| patiently(patience, || Listener::tcp(address), io::Error::kind);
+        assert_eq!(listen(Duration::ZERO).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         thread::scope(|scope| {
             scope.spawn(|| {
                 thread::sleep(Duration::from_millis(100));
                 drop(other);
             });
-            assert!(listen(address, Duration::from_secs(5)).is_ok());
+            assert!(listen(Duration::from_secs(5)).is_ok());
         });
     }
 }

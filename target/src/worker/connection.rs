@@ -7,7 +7,7 @@ use godwit_memory::{Buffer, Reservation};
 use godwit_nvme::cm::{QueueAccept, RequestError};
 use godwit_nvme::sqe::{Connect, FabricsCommand};
 use godwit_nvme::{ConnectData, ConnectRefusal, ConnectResult, Sgl, Sqe, Status, StatusCode};
-use godwit_rdma::{QpConfig, Remote, Rkey, WorkId};
+use godwit_rdma::{Incoming, QpConfig, Remote, Rkey, WorkId};
 use godwit_reactor::Reactor;
 
 use super::{ADMIN_DATA_BYTES, Context, Worker};
@@ -35,7 +35,7 @@ const TURNS_TO_LOOK: u8 = 1;
 
 impl<R: Reactor> Worker<R> {
     /// Takes a connection over.
-    pub(super) fn adopt(&mut self, ctx: &mut Context<'_, R>, portal: u16, incoming: R::Incoming) {
+    pub(super) fn adopt(&mut self, ctx: &mut Context<'_, R>, portal: u16, incoming: Incoming<R::Incoming>) {
         if self.is_stopping() {
             return;
         }
@@ -106,6 +106,8 @@ impl<R: Reactor> Worker<R> {
         queue.phase = Phase::Connecting;
         let config = QpConfig {
             send_depth: Queue::send_depth(queue.depth()),
+            // The one beside the slots shows that a host sends more than it may.
+            receive_depth: queue.depth() + 1,
             header_bytes: Sqe::LEN_BYTES,
             data_bytes: self.target.limits.in_capsule_bytes,
             regions: 0,
@@ -115,7 +117,11 @@ impl<R: Reactor> Worker<R> {
             fpdu: portal.map_or_else(Default::default, |portal| portal.fpdu),
         };
         let reply = QueueAccept { controller_receive_size: granted.depth };
-        ctx.fabric.accept(ctx.reactor, queue.qp, &config, &reply.to_wire());
+        if let Err(error) = ctx.fabric.accept(ctx.reactor, queue.qp, &config, &reply.to_wire()) {
+            tracing::warn!(peer = queue.peer, "connection refused: {error}");
+            ctx.fabric.reject(ctx.reactor, queue.qp, &RequestError::NoResources.reject().to_wire());
+            return self.close(ctx, index);
+        }
         ctx.fabric.receive_from(queue.qp, Some(own));
         tracing::debug!(peer = queue.peer, qid = queue.qid.get(), depth = granted.depth, "connection accepted");
     }

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use godwit_memory::{Buffer, Reservation};
 use godwit_nvme::{Cqe, Status};
-use godwit_rdma::{Completion, Fabric, QpId, WorkId};
+use godwit_rdma::{Completion, Fabric, Incoming, QpId, WorkId};
 use godwit_reactor::{Event, FileDone, Reactor, Time, Token};
 use slab::Slab;
 
@@ -66,7 +66,7 @@ impl Hasher for QpHasher {
 }
 
 /// A connection on its way to the worker that shall have it, and the portal that it came by.
-pub type Handover<I> = (u16, I);
+pub type Handover<I> = (u16, Incoming<I>);
 
 /// What a worker works with; lent to it for each call.
 pub(crate) struct Context<'a, R> {
@@ -215,7 +215,7 @@ impl<R: Reactor> Worker<R> {
         match event {
             Event::Incoming { token, incoming } => {
                 if let Some(Purpose::Listener(portal)) = Purpose::of(token) {
-                    self.hand_over(&mut ctx, portal, incoming);
+                    self.hand_over(&mut ctx, portal, Incoming::Stream(incoming));
                 }
             }
             Event::File { token, done } => self.on_file(&mut ctx, token, done),
@@ -276,7 +276,7 @@ impl<R: Reactor> Worker<R> {
         self.serve_waiting(&mut ctx);
     }
 
-    fn hand_over(&mut self, ctx: &mut Context<'_, R>, portal: u16, incoming: R::Incoming) {
+    fn hand_over(&mut self, ctx: &mut Context<'_, R>, portal: u16, incoming: Incoming<R::Incoming>) {
         if self.is_stopping() {
             return;
         }

@@ -5,7 +5,7 @@ use godwit_memory::{ClassLayout, Layout};
 use godwit_nvme::cm::QueueRequest;
 use godwit_nvme::sqe::Connect;
 use godwit_nvme::{BlockCount, BlockRange, Cid, Cntlid, ConnectData, HostId, Lba, Nqn, Nsid, Qid, QueueSize, SglDescriptor, Sqe};
-use godwit_rdma::QpConfig;
+use godwit_rdma::{QpConfig, Transport};
 use godwit_reactor::{PollBudget, Uring, UringConfig};
 
 use super::connection::Attempt;
@@ -43,6 +43,7 @@ impl Bench {
         let member = self.worker.target.associations.join(cntlid, &host(), SubsystemIndex::Nvm(0), Qid::new(qid), 0).unwrap();
         let config = QpConfig {
             send_depth: 64,
+            receive_depth: 64,
             header_bytes: 64,
             data_bytes: 8192,
             regions: 0,
@@ -53,7 +54,7 @@ impl Bench {
         };
         let private_data = QueueRequest::new(Qid::new(qid), QueueSize::new(2).unwrap(), cntlid).to_wire();
         let nowhere = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
-        let qp = self.fabric.connect(&mut self.ring, nowhere, &config, &private_data).unwrap();
+        let qp = self.fabric.connect(&mut self.ring, Transport::Iwarp, nowhere, &config, &private_data).unwrap();
         let index = self.worker.queues.vacant_key();
         let key = QueueKey { index: u32::try_from(index).unwrap(), generation: 1 };
         let mut queue = Queue::new(key, qp, 0);

@@ -8,7 +8,7 @@ use godwit_memory::{Buffer, ClassLayout, Layout};
 use godwit_nvme::cm::{QueueAccept, QueueReject, QueueRequest, RejectStatus};
 use godwit_nvme::sqe::{Connect, PropertyAccess};
 use godwit_nvme::{Cid, Cntlid, ConnectData, Cqe, HostId, Nqn, PropertyOffset, PropertySize, Qid, QueueSize, Rkey, SglDescriptor, Sqe};
-use godwit_rdma::{Access, Completion, Fabric, FpduSize, QpConfig, QpId, Remote, WorkId};
+use godwit_rdma::{Access, Completion, Fabric, FpduSize, QpConfig, QpId, Remote, Transport, WorkId};
 use godwit_reactor::{Event, PollBudget, Reactor, Token, Uring, UringConfig};
 
 use crate::server::VOLUME;
@@ -96,6 +96,7 @@ impl Host {
     pub(crate) fn connect_raw(&mut self, address: SocketAddr, private_data: &[u8], reads: u16) -> Result<Queue, RejectStatus> {
         let config = QpConfig {
             send_depth: 256,
+            receive_depth: 256,
             header_bytes: Cqe::LEN_BYTES,
             data_bytes: 0,
             regions: 256,
@@ -104,7 +105,7 @@ impl Host {
             crc: true,
             fpdu: FpduSize::Large,
         };
-        let qp = self.fabric.connect(&mut self.ring, address, &config, private_data).unwrap();
+        let qp = self.fabric.connect(&mut self.ring, Transport::Iwarp, address, &config, private_data).unwrap();
         let reply = self.find(qp, PATIENCE, |completion| match completion {
             Completion::Established { private_data } => Some(Ok(QueueAccept::from_wire(&private_data.0).unwrap().controller_receive_size)),
             Completion::Rejected { private_data } => Some(Err(QueueReject::from_wire(&private_data.0).unwrap().status)),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use godwit_initiator::host::{Endpoint, LossTimeout, Names, VolumeEvent, VolumeSettings};
 use godwit_memory::{ClassLayout, Layout};
 use godwit_nvme::{HostId, Nqn, Nsid, QueueSize};
-use godwit_rdma::FpduSize;
+use godwit_rdma::{FpduSize, Transport};
 use godwit_reactor::sim::{Disk, HostId as SimHostId, Random, World};
 use godwit_reactor::{Event, Time, Token};
 
@@ -109,7 +109,7 @@ impl Simulation {
         target.start();
         let settings = VolumeSettings {
             name: "simulated".to_owned(),
-            endpoints: vec![Endpoint { address: target.address, crc: options.crc, fpdu: FpduSize::Large }],
+            endpoints: vec![Endpoint { transport: Transport::Iwarp, address: target.address, crc: options.crc, fpdu: FpduSize::Large }],
             names: Names {
                 subsystem: Nqn::new(SUBSYSTEM).expect("a sound name"),
                 host: Nqn::new("nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555").expect("a sound name"),

@@ -9,10 +9,11 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::OnceLock;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use godwit_memory::{Buffer, ClassLayout, Layout, Pool};
-use godwit_rdma::{Access, Completion, Fabric, FpduSize, QpConfig, QpId, Remote, Rkey, WorkId};
+use godwit_rdma::{Access, Completion, Fabric, FpduSize, Incoming, QpConfig, QpId, Remote, Rkey, Transport, WorkId, verbs};
 use godwit_reactor::sim::{Random, Sim, World};
 use godwit_reactor::{Event, Listener, PollBudget, Reactor, StreamId, Time, Token, Uring, UringConfig};
 
@@ -25,9 +26,16 @@ pub(crate) trait Machines: Sized {
     type Reactor: Reactor;
     /// The seeds that a test runs with.
     const SEEDS: Range<u64>;
+    /// What the host connects by.
+    const TRANSPORT: Transport = Transport::Iwarp;
+    /// Whether a side learns which rule was broken, and whether the other one knows of the end. Devices keep much of that to themselves.
+    const EXPLAINS: [bool; 2] = [true; 2];
+    /// How long anything may take.
+    const PATIENCE: Duration = Duration::from_secs(10);
 
     fn new(seed: u64) -> (Self, [Self::Reactor; 2]);
-    fn listener(&self) -> (<Self::Reactor as Reactor>::Listener, SocketAddr);
+    /// Has the target listen.
+    fn listen(&self, target: &mut Side<Self::Reactor>) -> SocketAddr;
     /// Has both sides find their events; false when there will never be any more.
     fn turn(&mut self, sides: &mut [Side<Self::Reactor>; 2]) -> bool;
 }
@@ -43,22 +51,32 @@ impl Machines for Rings {
         (Self, [reactor(), reactor()])
     }
 
-    fn listener(&self) -> (Listener, SocketAddr) {
-        let listener = Listener::tcp("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = listener.local_address().unwrap();
-        (listener, address)
+    fn listen(&self, target: &mut Side<Uring>) -> SocketAddr {
+        listen_on("127.0.0.1:0".parse().unwrap(), target)
     }
 
     fn turn(&mut self, sides: &mut [Side<Uring>; 2]) -> bool {
-        for side in sides {
-            // A timer that is due keeps the turn from sleeping: both sides share this thread.
-            let now = side.reactor.now();
-            side.reactor.set_timer(now, Token(0));
-            let mut events = Vec::new();
-            side.reactor.turn(&mut events).unwrap();
-            side.events.extend(events);
-        }
+        turn_rings(sides);
         true
+    }
+}
+
+/// Has a ring listen for streams.
+pub(crate) fn listen_on(address: SocketAddr, target: &mut Side<Uring>) -> SocketAddr {
+    let listener = Listener::tcp(address).unwrap();
+    let address = listener.local_address().unwrap();
+    target.reactor.listen(listener, Token(1)).unwrap();
+    address
+}
+
+pub(crate) fn turn_rings(sides: &mut [Side<Uring>; 2]) {
+    for side in sides {
+        // A timer that is due keeps the turn from sleeping: both sides share this thread.
+        let now = side.reactor.now();
+        side.reactor.set_timer(now, Token(0));
+        let mut events = Vec::new();
+        side.reactor.turn(&mut events).unwrap();
+        side.events.extend(events);
     }
 }
 
@@ -76,9 +94,10 @@ impl Machines for Simulator {
         (Self { world }, sims)
     }
 
-    fn listener(&self) -> (SocketAddr, SocketAddr) {
+    fn listen(&self, target: &mut Side<Sim>) -> SocketAddr {
         let address = "10.0.0.2:4420".parse().unwrap();
-        (address, address)
+        target.reactor.listen(address, Token(1)).unwrap();
+        address
     }
 
     fn turn(&mut self, sides: &mut [Side<Sim>; 2]) -> bool {
@@ -92,7 +111,7 @@ impl Machines for Simulator {
     }
 }
 
-fn layout() -> Layout {
+pub(crate) fn layout() -> Layout {
     let class = |buffer_bytes, count| ClassLayout { buffer_bytes, count };
     Layout::new(&[class(4096, 64), class(16 << 10, 8), class(1 << 20, 8)]).unwrap()
 }
@@ -138,6 +157,8 @@ pub(crate) struct Side<R: Reactor> {
     /// Connections go to the fabric, or else (for a peer made by hand) here.
     pub(crate) plain: bool,
     pub(crate) incoming: VecDeque<R::Incoming>,
+    /// Connections to RDMA devices.
+    pub(crate) on_devices: Option<(verbs::Listener, Receiver<verbs::Incoming>)>,
     /// A stream that no fabric knows is connected.
     pub(crate) connected: bool,
 }
@@ -145,15 +166,18 @@ pub(crate) struct Side<R: Reactor> {
 impl<R: Reactor> Side<R> {
     fn new(reactor: R) -> Self {
         let (events, completions, incoming) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Self { reactor, fabric: Fabric::new(), events, completions, plain: false, incoming, connected: false }
+        Self { reactor, fabric: Fabric::new(), events, completions, plain: false, incoming, on_devices: None, connected: false }
     }
 
     pub(crate) fn handle_events(&mut self) {
+        while let Some(incoming) = self.on_devices.as_ref().and_then(|(_, incoming)| incoming.try_recv().ok()) {
+            self.fabric.adopt(&mut self.reactor, Incoming::Rdma(incoming)).unwrap();
+        }
         for event in std::mem::take(&mut self.events) {
             match event {
                 Event::Incoming { incoming, .. } if self.plain => self.incoming.push_back(incoming),
                 Event::Incoming { incoming, .. } => {
-                    self.fabric.adopt(&mut self.reactor, incoming).unwrap();
+                    self.fabric.adopt(&mut self.reactor, Incoming::Stream(incoming)).unwrap();
                 }
                 Event::Readable { token } | Event::Writable { token } | Event::Timer { token } | Event::Connected { token, .. }
                     if Fabric::owns(token) =>
@@ -199,8 +223,7 @@ impl<M: Machines> Net<M> {
     pub(crate) fn new(seed: u64) -> Self {
         let (machines, reactors) = M::new(seed);
         let mut sides = reactors.map(Side::new);
-        let (listener, address) = machines.listener();
-        sides[TARGET].reactor.listen(listener, Token(1)).unwrap();
+        let address = machines.listen(&mut sides[TARGET]);
         Self { machines, sides, address, random: Random::new(seed ^ 0x5eed) }
     }
 
@@ -241,7 +264,7 @@ impl<M: Machines> Net<M> {
 
     /// Turns until one side has a completion that `wanted` accepts, and takes it; others stay.
     pub(crate) fn next_of(&mut self, mut wanted: impl FnMut(usize, QpId, &Completion) -> bool) -> (QpId, Completion) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + M::PATIENCE;
         loop {
             for (index, side) in self.sides.iter_mut().enumerate() {
                 if let Some(position) = side.completions.iter().position(|(qp, completion)| wanted(index, *qp, completion)) {
@@ -265,15 +288,16 @@ impl<M: Machines> Net<M> {
     /// Connects a queue pair of the host with one of the target.
     pub(crate) fn connect(&mut self, config: &QpConfig) -> [QpId; 2] {
         let Self { sides: [host, _], address, .. } = self;
-        let host_qp = host.fabric.connect(&mut host.reactor, *address, config, b"hello target").unwrap();
+        let host_qp = host.fabric.connect(&mut host.reactor, M::TRANSPORT, *address, config, b"hello target").unwrap();
         let (target_qp, request) = self.next_of(|_, _, c| matches!(c, Completion::ConnectRequest { .. }));
         let Completion::ConnectRequest { private_data, peer_inbound_reads } = request else { unreachable!() };
-        assert_eq!((&*private_data.0, peer_inbound_reads), (&b"hello target"[..], config.inbound_reads));
+        // InfiniBand's connection manager pads with zeroes.
+        assert_eq!((&private_data.0[..12], peer_inbound_reads), (&b"hello target"[..], config.inbound_reads));
         let target = &mut self.sides[TARGET];
-        target.fabric.accept(&mut target.reactor, target_qp, config, b"hello host");
+        target.fabric.accept(&mut target.reactor, target_qp, config, b"hello host").unwrap();
         let established = self.next(|_, c| matches!(c, Completion::Established { .. }));
         let Completion::Established { private_data } = established else { unreachable!() };
-        assert_eq!(&*private_data.0, b"hello host");
+        assert_eq!(&private_data.0[..10], b"hello host");
         [host_qp, target_qp]
     }
 
@@ -384,6 +408,10 @@ impl<M: Machines> Pair<M> {
         self.side(side).fabric.revoke(qp, rkey).unwrap()
     }
 
+    pub(crate) fn peer_invalidates(&self, side: usize) -> bool {
+        self.net.sides[side].fabric.peer_invalidates(self.qps[side])
+    }
+
     pub(crate) fn is_stalled(&self, side: usize) -> bool {
         self.net.sides[side].fabric.is_stalled(self.qps[side])
     }
@@ -408,6 +436,7 @@ impl<M: Machines> Pair<M> {
 pub(crate) fn config() -> QpConfig {
     QpConfig {
         send_depth: 64,
+        receive_depth: 64,
         header_bytes: 16,
         data_bytes: 8192,
         regions: 16,

@@ -44,6 +44,7 @@ impl IoQueue {
         let config = QpConfig {
             // The one beside the operations is Connect's.
             send_depth: depth + 1,
+            receive_depth: depth + 1,
             header_bytes: Cqe::LEN_BYTES,
             data_bytes: 0,
             regions: depth + 1,
@@ -52,7 +53,7 @@ impl IoQueue {
             crc: join.endpoint.crc,
             fpdu: join.endpoint.fpdu,
         };
-        match fabric.connect(reactor, join.endpoint.address, &config, &request.to_wire()) {
+        match fabric.connect(reactor, join.endpoint.transport, join.endpoint.address, &config, &request.to_wire()) {
             Ok(qp) => {
                 self.access = join.access.clone();
                 self.limit = depth;
@@ -198,7 +199,7 @@ impl IoQueue {
             }
             return;
         };
-        let sgl = keyed(remote, len_bytes);
+        let sgl = keyed(fabric, qp, remote, len_bytes);
         fabric.post_send(qp, CONNECT_WORK, sqe.with_sgl(sgl).as_bytes(), None, None);
         self.link = Link::Joining { qp, rkey: remote.rkey };
     }

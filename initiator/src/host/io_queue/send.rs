@@ -53,7 +53,7 @@ impl IoQueue {
                     return self.end_here(index, Err(BlockError::Io));
                 };
                 rkey = Some(remote.rkey);
-                sqe = sqe.with_sgl(keyed(remote, len_bytes));
+                sqe = sqe.with_sgl(keyed(fabric, qp, remote, len_bytes));
             }
         }
         operation.was_sent = true;

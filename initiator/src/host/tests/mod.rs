@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use godwit_memory::{Buffer, Layout};
 use godwit_nvme::{HostId, Nsid, QueueSize, StatusCode};
-use godwit_rdma::{Fabric, FpduSize};
+use godwit_rdma::{Fabric, FpduSize, Transport};
 use godwit_reactor::{Event, PollBudget, Reactor, Uring, UringConfig};
 
 use super::{
@@ -75,7 +75,12 @@ impl World {
         let port = proxy.as_ref().map_or(target.port, |proxy| proxy.port);
         let settings = VolumeSettings {
             name: "test".to_owned(),
-            endpoints: vec![Endpoint { address: ([127, 0, 0, 1], port).into(), crc: true, fpdu: FpduSize::Large }],
+            endpoints: vec![Endpoint {
+                transport: Transport::Iwarp,
+                address: ([127, 0, 0, 1], port).into(),
+                crc: true,
+                fpdu: FpduSize::Large,
+            }],
             names: names(),
             nsid: options.nsid.map(Nsid::new),
             keep_alive: options.keep_alive,
@@ -119,7 +124,7 @@ impl World {
         for event in events {
             match event {
                 Event::Incoming { token: LISTENER, incoming } => {
-                    let qp = self.fabric.adopt(&mut self.reactor, incoming).unwrap();
+                    let qp = self.fabric.adopt(&mut self.reactor, godwit_rdma::Incoming::Stream(incoming)).unwrap();
                     self.target.adopted(qp);
                 }
                 Event::Timer { token } if !Fabric::owns(token) => {

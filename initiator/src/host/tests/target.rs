@@ -160,6 +160,7 @@ impl FakeTarget {
         let depth = usize::try_from(request.host_send_size.entries()).unwrap();
         let config = QpConfig {
             send_depth: 4 * depth,
+            receive_depth: depth + 1,
             header_bytes: Sqe::LEN_BYTES,
             data_bytes: if request.qid.is_admin() { 0 } else { usize::try_from(self.in_capsule_bytes).unwrap() },
             regions: 0,
@@ -173,7 +174,7 @@ impl FakeTarget {
         }
         self.queues.get_mut(&qp).unwrap().request = request;
         let accept = QueueAccept { controller_receive_size: u16::try_from(depth).unwrap() };
-        fabric.accept(reactor, qp, &config, &accept.to_wire());
+        fabric.accept(reactor, qp, &config, &accept.to_wire()).unwrap();
     }
 
     fn on_command(&mut self, reactor: &mut Uring, fabric: &mut Fabric, qp: QpId, sqe: &Sqe, data: Option<Buffer>) {

@@ -1,0 +1,125 @@
+//! Why RDMA devices cannot be used, in words that say what to do.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::device;
+
+/// The connection manager's device node.
+const CONNECTION_MANAGER: &str = "/dev/infiniband/rdma_cm";
+
+/// The folder with the device nodes of verbs.
+const NODES: &str = "/dev/infiniband";
+
+/// Why an RDMA device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum VerbsError {
+    /// The libraries are missing.
+    #[error(
+        "libibverbs.so.1 or librdmacm.so.1 is not installed (Debian: `apt-get install libibverbs1 librdmacm1 ibverbs-providers`); iwarp:// needs neither"
+    )]
+    NoLibrary,
+    /// The kernel has no connection manager.
+    #[error(
+        "the kernel has no RDMA connection manager ({CONNECTION_MANAGER} is missing): `modprobe rdma_ucm` loads it; iwarp:// needs none"
+    )]
+    NoConnectionManager,
+    /// A device node may not be opened.
+    #[error("no permission to open {node}: give the user access to it (with systemd: DeviceAllow=, and a group in SupplementaryGroups=)")]
+    Permission {
+        /// Which.
+        node: String,
+    },
+    /// There is no device.
+    #[error("this machine has no RDMA device (`rdma link` lists them, `rdma link add` makes a software one); iwarp:// needs none")]
+    NoDevice,
+    /// The address belongs to no RDMA device.
+    #[error("no RDMA device has or reaches the address {address}; `rdma link` shows the devices and their network interfaces")]
+    NoDeviceFor {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// Too little memory may be locked.
+    #[error(
+        "cannot register {bytes} bytes of memory with {device}: the limit of locked memory (RLIMIT_MEMLOCK) is {limit}; set LimitMEMLOCK=infinity in the systemd unit, or `ulimit -l unlimited` in the shell"
+    )]
+    MemoryLock {
+        /// The device.
+        device: String,
+        /// How much was to be registered.
+        bytes: usize,
+        /// The limit in words.
+        limit: String,
+    },
+    /// The device has less than a queue pair needs.
+    #[error("{device} allows {most} {what}, {wanted} are needed{hint}")]
+    Limit {
+        /// The device.
+        device: String,
+        /// What it has too little of.
+        what: &'static str,
+        /// How much it has.
+        most: usize,
+        /// How much is needed.
+        wanted: usize,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A call failed.
+    #[error("{call}: {error}")]
+    Call {
+        /// Which.
+        call: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl From<VerbsError> for io::Error {
+    fn from(error: VerbsError) -> Self {
+        match error {
+            VerbsError::Call { error, .. } if error.raw_os_error().is_some() => error,
+            VerbsError::Permission { .. } => Self::new(io::ErrorKind::PermissionDenied, error),
+            error => Self::other(error),
+        }
+    }
+}
+
+impl VerbsError {
+    /// What a failed call of the connection manager means.
+    pub(super) fn of_call(call: &'static str, address: SocketAddr, error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENODEV | libc::ENOENT | libc::EOPNOTSUPP | libc::EACCES | libc::EPERM) => {
+                obstacle().unwrap_or(if error.raw_os_error() == Some(libc::ENODEV) {
+                    Self::NoDeviceFor { address }
+                } else {
+                    Self::Call { call, error }
+                })
+            }
+            _ => Self::Call { call, error },
+        }
+    }
+}
+
+/// What stands in the way of any use of RDMA devices on this machine.
+pub(super) fn obstacle() -> Option<VerbsError> {
+    if !device::has_libraries() {
+        return Some(VerbsError::NoLibrary);
+    }
+    if !Path::new(CONNECTION_MANAGER).exists() {
+        return Some(VerbsError::NoConnectionManager);
+    }
+    if device::count() == 0 {
+        return Some(VerbsError::NoDevice);
+    }
+    let nodes = fs::read_dir(NODES).into_iter().flatten().flatten().map(|entry| entry.path());
+    let wanted = nodes
+        .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name == "rdma_cm" || name.starts_with("uverbs")));
+    let usable = nix::unistd::AccessFlags::R_OK | nix::unistd::AccessFlags::W_OK;
+    wanted
+        .into_iter()
+        .find(|path| nix::unistd::access(path, usable).is_err())
+        .map(|path| VerbsError::Permission { node: path.display().to_string() })
+}
