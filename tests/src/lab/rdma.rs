@@ -1,13 +1,14 @@
 //! The RDMA devices of a guest: Linux's soft iWARP (siw) and soft RoCE (rxe), each on a network interface that leads nowhere.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::modprobe;
-use crate::daemon::wait_for;
+use crate::daemon::{Process, wait_for};
 use crate::tools::run;
 
 /// The IPv4 address of the device.
@@ -43,10 +44,10 @@ impl Device {
     /// When it does not come up.
     pub fn bring_up(self) {
         // siw takes its CRC from whoever has it; nothing asks for these two by name.
-        let (kind, modules, mtu) = match self {
-            Self::Siw => ("siw", ["siw", "crc32c_generic", "libcrc32c"], "1500"),
+        let (modules, mtu) = match self {
+            Self::Siw => (["siw", "crc32c_generic", "libcrc32c"], "1500"),
             // Payloads of 4096 bytes, and the headers of RoCE.
-            Self::Rxe => ("rxe", ["rdma_rxe", "crc32_generic", "rdma_cm"], "4200"),
+            Self::Rxe => (["rdma_rxe", "crc32_generic", "rdma_cm"], "4200"),
         };
         modprobe(&["dummy", "iw_cm", "rdma_ucm", "ib_uverbs"]);
         modprobe(&modules);
@@ -55,19 +56,79 @@ impl Device {
         ip(&["addr", "add", &format!("{V4}/24"), "dev", INTERFACE]);
         // Nobody else is there who could have it.
         ip(&["addr", "add", &format!("{V6}/64"), "dev", INTERFACE, "nodad"]);
+        self.plug();
+    }
+
+    /// Puts the device on its interface, and waits until it can be used.
+    ///
+    /// # Panics
+    ///
+    /// When it does not come up.
+    pub fn plug(self) {
+        let kind = match self {
+            Self::Siw => "siw",
+            Self::Rxe => "rxe",
+        };
         run(Command::new("rdma").args(["link", "add", self.name(), "type", kind, "netdev", INTERFACE]));
         wait_for("the RDMA device is active", Duration::from_secs(60), || self.is_active());
     }
 
+    /// Takes the device off its interface; how long the kernel took, which waits until nobody uses it any more.
+    ///
+    /// # Panics
+    ///
+    /// When that does not come to its end.
+    pub fn unplug(self) -> Duration {
+        let started = Instant::now();
+        let mut process = Process::start(Command::new("rdma").args(["link", "delete", self.name()]));
+        assert!(process.wait(Duration::from_secs(60)).success(), "{}", process.output());
+        started.elapsed()
+    }
+
+    /// Switches the interface below the device off and on.
+    ///
+    /// # Panics
+    ///
+    /// When it does not come up again.
+    pub fn blink(self, off: Duration) {
+        ip(&["link", "set", INTERFACE, "down"]);
+        std::thread::sleep(off);
+        ip(&["link", "set", INTERFACE, "up"]);
+        wait_for("the RDMA device is active", Duration::from_secs(60), || self.port_is_active());
+    }
+
+    fn port(self) -> PathBuf {
+        Path::new("/sys/class/infiniband").join(self.name()).join("ports/1")
+    }
+
+    fn port_is_active(self) -> bool {
+        fs::read_to_string(self.port().join("state")).is_ok_and(|state| state.contains("ACTIVE"))
+    }
+
     fn is_active(self) -> bool {
-        let port = Path::new("/sys/class/infiniband").join(self.name()).join("ports/1");
-        let is_active = fs::read_to_string(port.join("state")).is_ok_and(|state| state.contains("ACTIVE"));
         match self {
-            Self::Siw => is_active,
+            Self::Siw => self.port_is_active(),
             // RoCE knows an address some time after the interface does.
-            Self::Rxe => is_active && [V4, V6].iter().all(|&address| has_gid(&port, address)),
+            Self::Rxe => self.port_is_active() && [V4, V6].iter().all(|&address| has_gid(&self.port(), address)),
         }
     }
+}
+
+/// What the RDMA devices hold for everyone, as `rdma resource` counts it: queue pairs (`qp`), memory regions (`mr`), identifiers (`cm_id`) and so on.
+///
+/// # Panics
+///
+/// When it cannot be told.
+pub fn resources() -> BTreeMap<String, u64> {
+    let shown = run(Command::new("rdma").args(["resource", "show"]));
+    let mut total = BTreeMap::new();
+    for line in shown.lines() {
+        let words: Vec<_> = line.split_whitespace().skip(2).collect();
+        for pair in words.chunks_exact(2) {
+            *total.entry(pair[0].to_owned()).or_default() += pair[1].parse::<u64>().expect("a count");
+        }
+    }
+    total
 }
 
 fn has_gid(port: &Path, address: IpAddr) -> bool {

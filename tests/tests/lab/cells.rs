@@ -25,12 +25,15 @@ const VOLUME_BYTES: u64 = (VOLUME_MIB as u64) << 20;
 pub(crate) enum Provider {
     /// `iwarp://`: iWARP in userspace, over the sockets of the network interface.
     Iwarp,
+    /// `rdma://`: the RDMA device.
+    Rdma,
 }
 
 impl Provider {
     fn url(self, address: SocketAddr) -> String {
         match self {
             Self::Iwarp => format!("iwarp://{address}"),
+            Self::Rdma => format!("rdma://{address}"),
         }
     }
 }
@@ -193,6 +196,22 @@ fn idle(controller: &Controller) {
 /// Our initiator on Linux's NVMe target, from discovery to the end of a second connection.
 pub(crate) fn linux_target(provider: Provider) {
     let _target = LinuxTarget::start(address(), &Backing::RamDisk(VOLUME_MIB));
+    our_initiator(provider);
+}
+
+/// Our initiator on our target, from discovery to the end of a second connection.
+pub(crate) fn ours(target: Provider, initiator: Provider) {
+    let folder = tempfile::tempdir().unwrap();
+    let export = format!("{},size={VOLUME_MIB}MiB", folder.path().join("disk.img").display());
+    let mut command = Command::new(binary("godwit-target"));
+    command.args(["--export", &export, "--listen", &target.url(address()), "--nqn", NQN, "--allow-any-host-remote"]);
+    let mut target = Target::start_command(&mut command, address());
+    our_initiator(initiator);
+    finish(&mut target.process);
+}
+
+/// Our initiator on whatever target listens, from discovery to the end of a second connection.
+fn our_initiator(provider: Provider) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("nbd.sock");
     let url = format!("{}/{NQN}", provider.url(address()));

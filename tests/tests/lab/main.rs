@@ -3,5 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's")]
 
 mod cells;
+mod devices;
 mod driver;
 mod matrix;
+mod provider;

@@ -1,0 +1,498 @@
+//! What happens to RDMA devices and around them: nothing of it takes a daemon down, and all of it is told.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use godwit_memory::{ClassLayout, Layout};
+use godwit_nvme::cm::{QueueReject, QueueRequest};
+use godwit_nvme::{Cntlid, Qid, QueueSize};
+use godwit_rdma::{Completion, Fabric, FpduSize, QpConfig, Transport};
+use godwit_reactor::{Event, PollBudget, Reactor, Token, Uring, UringConfig};
+use godwit_tests::daemon::{Initiator, NQN, Process, Target, binary, wait_for};
+use godwit_tests::hostile::Victim;
+use godwit_tests::lab::rdma::{self, Device, resources};
+use godwit_tests::lab::{Guest, in_guest, modprobe};
+use godwit_tests::tools::{nbdsh, run};
+use tempfile::TempDir;
+
+/// How long a daemon may take for what takes it moments where processors are not emulated.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Blocks that the load writes and reads back.
+const BLOCKS: usize = 512;
+
+fn at(port: u16) -> SocketAddr {
+    SocketAddr::new(rdma::V4, port)
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("rdma://{address}/{NQN}")
+}
+
+/// A step of a case, told as it begins: the last one is where it failed.
+fn step(what: &str) {
+    let uptime = fs::read_to_string("/proc/uptime").unwrap();
+    println!("[{:>7}] {what}", uptime.split(' ').next().unwrap());
+}
+
+struct World {
+    folder: TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A target with a file of its own.
+    fn target(&self, address: SocketAddr) -> Target {
+        let export = format!("{},size=64MiB", self.path(&format!("disk-{}.img", address.port())).display());
+        let mut command = Command::new(binary("godwit-target"));
+        command.args(["--export", &export, "--listen", &format!("rdma://{address}"), "--nqn", NQN, "--allow-any-host-remote"]);
+        Target::start_command(&mut command, address)
+    }
+
+    fn initiator(&self, address: SocketAddr) -> Initiator {
+        let socket = self.path(&format!("nbd-{}.sock", address.port()));
+        let arguments = ["--reconnect-delay", "1", "--nr-io-queues", "2", "--keep-alive-tmo", "3"];
+        Initiator::start_with(&url(address), &socket, &arguments)
+    }
+}
+
+/// An honest client at work.
+struct Load {
+    stop: Arc<AtomicBool>,
+    operations: Arc<AtomicU64>,
+    thread: JoinHandle<Option<Victim>>,
+}
+
+impl Load {
+    /// With `dies` it may end with the initiator that it uses.
+    fn start(socket: &Path, dies: bool) -> Self {
+        let mut victim = Victim::start(socket, 1, 0, BLOCKS).unwrap();
+        let (stop, operations) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (until, count) = (Arc::clone(&stop), Arc::clone(&operations));
+        let work = move || {
+            while !until.load(Ordering::Relaxed) {
+                if let Err(harm) = victim.step() {
+                    assert!(dies, "an honest client was harmed after {victim}: {harm}");
+                    return None;
+                }
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            victim.check_all().unwrap_or_else(|harm| panic!("an honest client was harmed in the end: {harm}"));
+            Some(victim)
+        };
+        Self { stop, operations, thread: thread::spawn(work) }
+    }
+
+    /// Waits until so many more requests have been answered.
+    fn await_progress(&self, count: u64) {
+        let before = self.operations.load(Ordering::Relaxed);
+        wait_for("I/O goes on", PATIENCE, || {
+            assert!(!self.thread.is_finished(), "the client has failed");
+            self.operations.load(Ordering::Relaxed) >= before + count
+        });
+    }
+
+    fn finish(self) -> Option<Victim> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+/// Ends a daemon as its user does.
+fn end(process: &mut Process) {
+    process.terminate();
+    let said = process.output();
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+/// A command that is to fail at once; the one line that it says.
+fn refusal(command: &mut Command) -> String {
+    let mut process = Process::start(command.env("GODWIT_LOG", "warn"));
+    let started = Instant::now();
+    let status = process.wait(PATIENCE);
+    let said = process.output();
+    println!("{:.1?}: {said}", started.elapsed());
+    assert_eq!(status.code(), Some(1), "{command:?} said:\n{said}");
+    assert_eq!(said.lines().count(), 1, "{command:?} said:\n{said}");
+    assert!(!said.contains("os error") && !said.contains("panicked"), "{said}");
+    said
+}
+
+fn refuses(command: &mut Command, words: &[&str]) {
+    let said = refusal(command);
+    for word in words {
+        assert!(said.contains(word), "`{word}` is missing in: {said}");
+    }
+}
+
+fn listening(address: &str) -> Command {
+    let mut command = Command::new(binary("godwit-target"));
+    command.args(["--export", "memory:1MiB", "--allow-any-host-remote", "--nqn", NQN, "--listen", address]);
+    command
+}
+
+fn discovering(address: &str) -> Command {
+    let mut command = Command::new(binary("godwit"));
+    command.args(["discover", address]);
+    command
+}
+
+fn connecting(address: &str, more: &[&str]) -> Command {
+    let mut command = Command::new(binary("godwit"));
+    command.args(["connect", &format!("{address}/{NQN}"), "--nbd", "unix:/tmp/refused.sock"]).args(more);
+    command
+}
+
+/// The command, as a user who is nobody.
+fn as_nobody(command: &Command, memlock: &str) -> Command {
+    let mut other = Command::new("prlimit");
+    other.arg(format!("--memlock={memlock}")).args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+    other.arg(command.get_program()).args(command.get_args());
+    other
+}
+
+/// The device nodes of verbs get other permissions.
+fn permit(mode: u32) {
+    for entry in fs::read_dir("/dev/infiniband").unwrap().flatten() {
+        fs::set_permissions(entry.path(), fs::Permissions::from_mode(mode)).unwrap();
+    }
+}
+
+fn obstacles(device: Device) {
+    let here = format!("rdma://{}", at(4420));
+    modprobe(&["rdma_ucm", "ib_uverbs"]);
+
+    step("no device");
+    for command in [&mut listening(&here), &mut discovering(&here), &mut connecting(&here, &[])] {
+        refuses(command, &["this machine has no RDMA device", "rdma link"]);
+    }
+
+    step("a wildcard listener before any device");
+    refuses(&mut listening("rdma://0.0.0.0:4421"), &["this machine has no RDMA device", "rdma link"]);
+
+    device.bring_up();
+    step("no such address");
+    refuses(&mut listening("rdma://10.9.0.77"), &["no such address on this machine; see `ip address`"]);
+    step("no route");
+    for command in [&mut discovering("rdma://192.0.2.1"), &mut connecting("rdma://192.0.2.1", &[])] {
+        refusal(command);
+    }
+    step("nobody there");
+    for command in [&mut discovering("rdma://10.9.0.77"), &mut connecting("rdma://10.9.0.77", &[])] {
+        refusal(command);
+    }
+    step("nobody listens");
+    for command in [&mut discovering(&here), &mut connecting(&here, &[])] {
+        refuses(command, &["refused"]);
+    }
+
+    step("address in use");
+    let mut target = Target::start_command(&mut listening(&here), at(4420));
+    refuses(&mut listening(&here), &["address in use; stop the program that listens there"]);
+
+    step("no permission");
+    permit(0o600);
+    for command in [&listening("rdma://10.9.0.1:4422"), &discovering(&here), &connecting(&here, &[])] {
+        refuses(&mut as_nobody(command, "unlimited"), &["no permission to open /dev/infiniband/", "DeviceAllow="]);
+    }
+
+    step("too little memory may be locked");
+    permit(0o666);
+    for command in [&discovering(&here), &connecting(&here, &[])] {
+        refuses(&mut as_nobody(command, "65536:65536"), &["RLIMIT_MEMLOCK", "64 KiB", "LimitMEMLOCK=infinity", device.name()]);
+    }
+    end(&mut target.process);
+    step("a target that may lock too little says so when a host comes");
+    let mut target = Target::start_command(&mut as_nobody(&listening(&here), "65536:65536"), at(4420));
+    refuses(&mut discovering(&here), &[]);
+    assert!(target.process.output().contains("RLIMIT_MEMLOCK"), "{}", target.process.output());
+    end(&mut target.process);
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn what_stands_in_the_way_of_a_device_is_told_on_siw() {
+    in_guest(&Guest::default(), || obstacles(Device::Siw));
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn what_stands_in_the_way_of_a_device_is_told_on_rxe() {
+    in_guest(&Guest::default(), || obstacles(Device::Rxe));
+}
+
+/// Once no connection is being made or unmade, the same things are open as before.
+fn await_usage(what: &str, processes: &[&Process], before: &(Vec<usize>, BTreeMap<String, u64>)) {
+    let now = || usage(processes);
+    let deadline = Instant::now() + PATIENCE;
+    while now() != *before {
+        assert!(Instant::now() < deadline, "{what}: {before:?} became {:?}", now());
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn usage(processes: &[&Process]) -> (Vec<usize>, BTreeMap<String, u64>) {
+    (processes.iter().map(|process| process.descriptors()).collect(), resources())
+}
+
+fn comes_and_goes(device: Device) {
+    let world = World::new();
+    let wildcard = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 4421);
+    let mut targets = [world.target(at(4420)), world.target(wildcard)];
+
+    step("unplugged with nothing but listeners");
+    println!("unplugged in {:.1?}", device.unplug());
+    device.plug();
+
+    step("unplugged when connections have been there");
+    thread::sleep(Duration::from_secs(2));
+    for port in [4420, 4421] {
+        wait_for("the listener is back", PATIENCE, || discovering(&format!("rdma://{}", at(port))).output().unwrap().status.success());
+    }
+    println!("unplugged in {:.1?}", device.unplug());
+    device.plug();
+
+    step("the load begins");
+    thread::sleep(Duration::from_secs(2));
+    let mut initiators = [world.initiator(at(4420)), world.initiator(at(4421))];
+    let loads: Vec<_> = initiators.iter().map(|initiator| Load::start(&initiator.socket, false)).collect();
+    loads.iter().for_each(|load| load.await_progress(20));
+    thread::sleep(Duration::from_secs(1));
+    let processes = [&targets[0].process, &targets[1].process, &initiators[0].process, &initiators[1].process];
+    let before = usage(&processes);
+    println!("{before:?}");
+    for round in 0..3 {
+        step(&format!("round {round}: unplug"));
+        println!("unplugged in {:.1?}", device.unplug());
+        thread::sleep(Duration::from_millis(500 * round));
+        step("plug");
+        device.plug();
+        loads.iter().for_each(|load| load.await_progress(20));
+        await_usage("after a device went and came", &processes, &before);
+    }
+    for round in 0..2 {
+        step(&format!("round {round}: the interface blinks"));
+        device.blink(Duration::from_secs(1 + 5 * round));
+        loads.iter().for_each(|load| load.await_progress(20));
+        await_usage("after the interface was off", &processes, &before);
+    }
+    step("the load ends");
+    for load in loads {
+        println!("{}", load.finish().unwrap());
+    }
+    initiators.iter_mut().for_each(|initiator| end(&mut initiator.process));
+    step("unplugged while idle again");
+    println!("unplugged in {:.1?}", device.unplug());
+    device.plug();
+    thread::sleep(Duration::from_secs(2));
+    for port in [4420, 4421] {
+        wait_for("the listener is back", PATIENCE, || discovering(&format!("rdma://{}", at(port))).output().unwrap().status.success());
+    }
+    targets.iter_mut().for_each(|target| end(&mut target.process));
+    println!("in the end {:?}", resources());
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_device_that_goes_and_comes_costs_no_io_on_siw() {
+    in_guest(&Guest::with(Device::Siw), || comes_and_goes(Device::Siw));
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_device_that_goes_and_comes_costs_no_io_on_rxe() {
+    in_guest(&Guest::with(Device::Rxe), || comes_and_goes(Device::Rxe));
+}
+
+fn killed() {
+    let world = World::new();
+    let mut target = world.target(at(4420));
+    let warm = |world: &World| end(&mut world.initiator(at(4420)).process);
+    warm(&world);
+    thread::sleep(Duration::from_secs(1));
+    let idle = usage(&[&target.process]);
+    println!("{idle:?}");
+    for round in 0..5 {
+        step(&format!("round {round}: the initiator is killed"));
+        let mut initiator = world.initiator(at(4420));
+        let load = Load::start(&initiator.socket, true);
+        load.await_progress(10);
+        initiator.process.kill();
+        load.finish();
+        await_usage("after an initiator was killed", &[&target.process], &idle);
+    }
+    step("the load begins");
+    let mut initiator = world.initiator(at(4420));
+    let load = Load::start(&initiator.socket, false);
+    load.await_progress(10);
+    thread::sleep(Duration::from_secs(1));
+    let at_work = usage(&[&target.process, &initiator.process]);
+    for round in 0..5 {
+        step(&format!("round {round}: the target is killed"));
+        target.process.kill();
+        target = world.target(at(4420));
+        load.await_progress(10);
+        await_usage("after a target was killed", &[&target.process, &initiator.process], &at_work);
+    }
+    println!("{}", load.finish().unwrap());
+    end(&mut initiator.process);
+    await_usage("in the end", &[&target.process], &idle);
+    end(&mut target.process);
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn either_side_is_killed_and_the_other_goes_on_on_siw() {
+    in_guest(&Guest::with(Device::Siw), killed);
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn either_side_is_killed_and_the_other_goes_on_on_rxe() {
+    in_guest(&Guest::with(Device::Rxe), killed);
+}
+
+/// What became of a crowd of connections.
+#[derive(Debug, Default)]
+struct Outcome {
+    established: usize,
+    refused: BTreeMap<String, usize>,
+    other: Vec<String>,
+}
+
+/// Makes `count` connections for admin queues at the same time, says nothing on them, and lets go of them.
+fn crowd(address: SocketAddr, count: usize) -> Outcome {
+    let class = |buffer_bytes, count| ClassLayout { buffer_bytes, count };
+    let pool = Layout::new(&[class(4096, 64)]).unwrap();
+    let mut reactor = Uring::new(&UringConfig { pool, poll: PollBudget(Duration::ZERO) }).unwrap();
+    let mut fabric = Fabric::new();
+    let config = QpConfig {
+        send_depth: 4,
+        receive_depth: 4,
+        header_bytes: 16,
+        data_bytes: 0,
+        regions: 0,
+        inbound_reads: 1,
+        outbound_reads: 0,
+        crc: true,
+        fpdu: FpduSize::Large,
+    };
+    let request = QueueRequest::new(Qid::ADMIN, QueueSize::new(32).unwrap(), Cntlid::new(0)).to_wire();
+    for _ in 0..count {
+        fabric.connect(&mut reactor, Transport::Rdma, address, &config, &request).unwrap();
+    }
+    let mut outcome = Outcome::default();
+    let (mut answered, mut established) = (0, HashSet::new());
+    let deadline = Instant::now() + PATIENCE;
+    while answered < count {
+        assert!(Instant::now() < deadline, "{answered} of {count} connections were answered: {outcome:?}");
+        while let Some((qp, completion)) = fabric.poll(&mut reactor) {
+            answered += 1;
+            match completion {
+                Completion::Established { .. } => {
+                    outcome.established += 1;
+                    established.insert(qp);
+                }
+                Completion::Rejected { private_data } => {
+                    let status =
+                        QueueReject::from_wire(&private_data.0).map_or("without a reason".to_owned(), |reject| reject.status.to_string());
+                    *outcome.refused.entry(status).or_default() += 1;
+                }
+                Completion::Disconnected { reason } if established.contains(&qp) => {
+                    // It was answered before.
+                    answered -= 1;
+                    println!("{reason}");
+                }
+                other => outcome.other.push(format!("{other:?}")),
+            }
+        }
+        fabric.flush(&mut reactor);
+        let now = reactor.now();
+        reactor.set_timer(now + Duration::from_millis(5), Token(0));
+        let mut events = Vec::new();
+        reactor.turn(&mut events).unwrap();
+        for event in events {
+            if let Event::Readable { token } | Event::Timer { token } = &event
+                && Fabric::owns(*token)
+            {
+                fabric.on_event(&mut reactor, event);
+            }
+        }
+    }
+    outcome
+}
+
+fn crowds() {
+    let world = World::new();
+    let mut target = world.target(at(4420));
+    let mut initiator = world.initiator(at(4420));
+    let load = Load::start(&initiator.socket, false);
+    load.await_progress(10);
+    let mut seen = Vec::new();
+    let mut warm = None;
+    for round in 0..4 {
+        step(&format!("round {round}: 200 connections"));
+        let started = Instant::now();
+        let outcome = crowd(at(4420), 200);
+        println!("{:.1?}: {outcome:?}", started.elapsed());
+        assert!(outcome.established > 0, "{outcome:?}");
+        for _ in 0..5 {
+            run(discovering(&format!("rdma://{}", at(4420))).env("GODWIT_LOG", "error"));
+        }
+        load.await_progress(10);
+        let before = warm.get_or_insert_with(|| {
+            thread::sleep(Duration::from_secs(3));
+            usage(&[&target.process, &initiator.process])
+        });
+        await_usage("after a crowd", &[&target.process, &initiator.process], before);
+        seen.push(target.process.resident_kib());
+    }
+    println!("{seen:?} KiB resident");
+    assert!(seen[3] <= seen[1] + 4096, "{seen:?} KiB resident");
+    println!("{}", load.finish().unwrap());
+    end(&mut initiator.process);
+    end(&mut target.process);
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_crowd_leaves_nothing_behind_on_rxe() {
+    in_guest(&Guest::with(Device::Rxe), crowds);
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn daemons_on_an_idle_device_use_next_to_nothing() {
+    in_guest(&Guest::with(Device::Siw), || {
+        let watch = Duration::from_secs(30);
+        let world = World::new();
+        let target = world.target(at(4420));
+        let initiator = world.initiator(at(4420));
+        nbdsh(&initiator.uri(), "h.pwrite(b'Z' * 4096, 8192)");
+        thread::sleep(Duration::from_secs(1));
+        let processes = [&target.process, &initiator.process];
+        let before = processes.map(Process::cpu_time);
+        thread::sleep(watch);
+        for (process, before) in processes.into_iter().zip(before) {
+            let used = process.cpu_time().saturating_sub(before);
+            println!("{used:?} of processor time in {watch:?}");
+            // Keep-alives, on an emulated processor.
+            assert!(used < watch / 50, "{used:?} in {watch:?}");
+        }
+    });
+}
