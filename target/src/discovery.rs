@@ -10,9 +10,6 @@ use godwit_rdma::Transport;
 
 use crate::subsystem::{Portal, Target};
 
-/// What is offered does not change while the daemon runs.
-const GENERATION: u64 = 1;
-
 /// The log for a host that came to the address `local`: the discovery subsystem itself, then each subsystem at each portal.
 ///
 /// A portal that listens on every address is reported with the address that the host came by, for that is one it can reach.
@@ -29,7 +26,7 @@ pub(crate) fn log(target: &Target, host: &Nqn, local: Option<SocketAddr>) -> Vec
         portals.filter_map(|(id, portal)| entry(SubsystemType::NVM, &subsystem.nqn, id, portal.transport, reachable(portal, local)?))
     });
     let entries: Vec<_> = here.chain(offered).collect();
-    let header = DiscoveryHeader::new(GENERATION, entries.len() as u64);
+    let header = DiscoveryHeader::new(target.generation, entries.len() as u64);
     let mut log = header.as_bytes().to_vec();
     entries.iter().for_each(|entry| log.extend_from_slice(entry.as_bytes()));
     log
@@ -124,6 +121,13 @@ mod tests {
         assert_eq!(log[1..], ["2 vol0 1 192.0.2.1 4420", "2 vol0 2 ::1 4421", "2 vol0 1 198.51.100.7 4422"]);
         let from_v6 = discovered(&["0.0.0.0:4420", "[::1]:4421"], AllowedHosts::Any, "a", "[::1]:4421");
         assert_eq!(from_v6, ["3 discovery 2 ::1 4421", "2 vol0 2 ::1 4421"]);
+    }
+
+    #[test]
+    fn the_generation_is_the_targets_own() {
+        let target = Target::new(vec![], vec![], Limits::default(), 1).with_generation(1_780_000_000);
+        // GENCTR: bytes 7:0.
+        assert_eq!(log(&target, &host("a"), None)[..8], 1_780_000_000_u64.to_le_bytes());
     }
 
     #[test]

@@ -108,6 +108,8 @@ pub struct Target {
     pub(crate) limits: Limits,
     pub(crate) associations: Associations,
     pub(crate) mailboxes: Vec<Mailbox>,
+    /// The generation counter of the discovery log (GENCTR). What is offered does not change while a target runs.
+    pub(crate) generation: u64,
     /// By subsystem, then by worker.
     counters: Vec<Vec<Counters>>,
 }
@@ -125,8 +127,16 @@ impl Target {
             limits,
             associations: Associations::new(limits.controllers),
             mailboxes: (0..workers).map(|_| Mailbox::default()).collect(),
+            generation: 1,
             counters,
         }
+    }
+
+    /// With another generation counter of the discovery log than 1: a host that comes back to a target that was started again, with another
+    /// configuration perhaps, knows by it that the log is to be read anew.
+    #[must_use]
+    pub fn with_generation(self, generation: u64) -> Self {
+        Self { generation, ..self }
     }
 
     /// Sets how a worker's thread is woken from another thread.

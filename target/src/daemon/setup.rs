@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use godwit_config::{Backend, BlockSize as ConfiguredBlockSize, Crc, Fpdu, Target as Configuration, Transport};
 use godwit_memory::{Layout, PoolError};
@@ -165,8 +165,13 @@ pub(super) fn open(configuration: &Configuration) -> Result<Opened, SetupError> 
         });
     }
     let limits = limits(configuration);
-    let target = Target::new(subsystems, portals, limits, usize::from(configuration.reactors.get()));
+    let target = Target::new(subsystems, portals, limits, usize::from(configuration.reactors.get())).with_generation(generation());
     Ok(Opened { target, stores, listeners })
+}
+
+/// A number that is larger at each start: the milliseconds of the clock.
+fn generation() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).ok().and_then(|since| u64::try_from(since.as_millis()).ok()).unwrap_or(1)
 }
 
 /// The memory of a reactor thread.
