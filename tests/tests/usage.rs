@@ -325,7 +325,9 @@ fn an_initiator_refuses_wrong_arguments() {
             &["tcp:0.0.0.0:10809 can be reached from other machines", "add --nbd-allow-remote"],
         ),
         (&["connect", &url, "--nbd", "tcp:[::]:0"], WRONG, &["can be reached from other machines", "add --nbd-allow-remote"]),
+        (&["connect", &url, "--nbd", &nbd, "--queue-size", "0"], WRONG, &["'--queue-size <N>'", "from 2 to 1024"]),
         (&["connect", &url, "--nbd", &nbd, "--queue-size", "1"], WRONG, &["'--queue-size <N>'", "from 2 to 1024"]),
+        (&["connect", &url, "--nbd", &nbd, "--queue-size", "1025"], WRONG, &["'--queue-size <N>'", "from 2 to 1024"]),
         (&["--log", "a=b=c", "connect", &url, "--nbd", &nbd], WRONG, &["`a=b=c` is not a log filter"]),
         (&["connect", &url, "--nbd", &file], FAILED, &["there is something that is not a socket; remove it, or choose another path"]),
         (&["connect", &url, "--nbd", &in_no_folder], FAILED, &["its folder does not exist; make it with mkdir -p"]),
@@ -365,6 +367,39 @@ fn what_a_target_refuses_is_told_with_what_it_has() {
     let socket = PathBuf::from(folder.at("nbd.sock"));
     let initiator = Initiator::start_with(&format!("iwarp://{address}/{NQN}?nsid=2"), &socket, &["--hostnqn", allowed]);
     nbdsh(&initiator.uri(), "assert h.get_size() == 2 << 20");
+}
+
+/// The status of the answer to a request for I/O queue 1 with so many entries in HSQSIZE, which counts from 0; none when it is granted.
+fn ask_for_queue(address: SocketAddr, hsqsize: u16) -> Option<u16> {
+    // An enhanced MPA request (CRC, revision 2) of one RDMA Read each way, around 32 bytes of NVMe/RDMA.
+    let mut request = b"MPA ID Req Frame\x50\x02\x00\x24\x00\x01\x00\x01".to_vec();
+    let mut private = [0; 32];
+    private[2] = 1;
+    private[4..6].copy_from_slice(&64_u16.to_le_bytes());
+    private[6..8].copy_from_slice(&hsqsize.to_le_bytes());
+    request.extend(private);
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.write_all(&request).unwrap();
+    let mut reply = [0; 28];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply[..16], b"MPA ID Rep Frame");
+    let is_rejected = reply[16] & 0x20 != 0;
+    // After IRD and ORD: the record format and the status.
+    is_rejected.then(|| u16::from_le_bytes([reply[26], reply[27]]))
+}
+
+#[test]
+fn a_queue_over_the_limit_is_refused_and_the_target_says_which() {
+    const INVALID_HSQSIZE: u16 = 4;
+    let mut target = Target::start("memory:1MiB");
+    assert_eq!(ask_for_queue(target.address, 1023), None);
+    assert_eq!(ask_for_queue(target.address, 1024), Some(INVALID_HSQSIZE));
+    assert_eq!(ask_for_queue(target.address, 65535), Some(INVALID_HSQSIZE));
+    target.process.terminate();
+    let said = target.process.output();
+    assert!(said.contains("connection refused: queue size 1025 is over its limit of 1024"), "{said}");
+    assert!(said.contains("connection refused: queue size 65536 is over its limit of 1024"), "{said}");
+    assert!(!said.contains("queue size 1024 is over"), "{said}");
 }
 
 #[test]
