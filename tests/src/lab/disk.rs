@@ -56,6 +56,29 @@ impl Disk {
         fio_with(&[&arguments[..], &VERIFY].concat());
     }
 
+    /// One job on a range, in whole MiB, of a block to 256 KiB; it reads back what it wrote.
+    ///
+    /// # Panics
+    ///
+    /// When fio fails, verification included.
+    pub fn verify_range(&self, offset_mib: u32, size_mib: u32) {
+        let block = self.queue("logical_block_size");
+        fio_with(&[
+            "--ioengine=libaio",
+            "--direct=1",
+            &format!("--filename={}", self.path.display()),
+            "--rw=randrw",
+            &format!("--bsrange={block}-256k"),
+            &format!("--blockalign={block}"),
+            "--iodepth=16",
+            &format!("--offset={offset_mib}m"),
+            &format!("--size={size_mib}m"),
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            "--do_verify=1",
+        ]);
+    }
+
     /// Writes, and syncs, so that it is on the device.
     ///
     /// # Panics

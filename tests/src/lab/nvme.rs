@@ -1,6 +1,7 @@
 //! Linux's NVMe host, through nvme-cli and sysfs.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -42,8 +43,28 @@ impl Host {
     ///
     /// When discovery fails.
     pub fn discover(&self, address: SocketAddr) -> Vec<Value> {
-        let log = json(self.fabrics("discover", address).args(["-o", "json"]));
+        let log = self.discovery_log(address);
         log["records"].as_array().cloned().unwrap_or_else(|| panic!("no records in {log}"))
+    }
+
+    /// The discovery log: `genctr` and `records`.
+    ///
+    /// # Panics
+    ///
+    /// When discovery fails.
+    pub fn discovery_log(&self, address: SocketAddr) -> Value {
+        json(self.fabrics("discover", address).args(["-o", "json"]))
+    }
+
+    /// Reads the discovery log by a controller that stays, with so many seconds of keep-alive timeout.
+    ///
+    /// # Panics
+    ///
+    /// When discovery fails.
+    pub fn discover_and_stay(&self, address: SocketAddr, keep_alive: u32) -> Vec<Controller> {
+        new_controllers(|| {
+            run(self.fabrics("discover", address).args(["--persistent", "--keep-alive-tmo", &keep_alive.to_string()]));
+        })
     }
 
     /// Connects to a subsystem; more arguments are nvme-cli's.
@@ -67,6 +88,28 @@ impl Host {
     /// When it succeeds.
     pub fn fail_to_connect(&self, address: SocketAddr, nqn: &str, arguments: &[&str]) -> String {
         run_failing(self.fabrics("connect", address).args(["-n", nqn]).args(arguments)).1
+    }
+
+    /// Connects by the kernel's own interface, with options in its words (`keep_alive_tmo=0`, `duplicate_connect`): nvme-cli leaves some out, and has
+    /// checks of its own.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    ///
+    /// # Panics
+    ///
+    /// When the kernel has no NVMe over Fabrics.
+    pub fn try_connect(&self, address: SocketAddr, nqn: &str, options: &[&str]) -> io::Result<Controller> {
+        let mut device = OpenOptions::new().read(true).write(true).open("/dev/nvme-fabrics").expect("NVMe over Fabrics is there");
+        let (Self { nqn: host, id }, ip, port) = (self, address.ip(), address.port());
+        let mut line = format!("transport=rdma,traddr={ip},trsvcid={port},nqn={nqn},hostnqn={host},hostid={id}");
+        options.iter().for_each(|option| line.extend([",", option]));
+        device.write_all(line.as_bytes())?;
+        let mut answer = String::new();
+        device.read_to_string(&mut answer)?;
+        let instance = answer.split([',', '=']).nth(1).unwrap_or_else(|| panic!("the kernel answered {answer}"));
+        Ok(Controller { name: format!("nvme{}", instance.trim()) })
     }
 
     /// Connects to every subsystem that the target offers.
@@ -115,6 +158,15 @@ pub fn list_subsystems() -> Value {
 /// When it fails.
 pub fn disconnect(nqn: &str) {
     run(Command::new("nvme").args(["disconnect", "-n", nqn]));
+}
+
+/// Disconnects every controller that the kernel has.
+///
+/// # Panics
+///
+/// When it fails.
+pub fn disconnect_all() {
+    run(Command::new("nvme").arg("disconnect-all"));
 }
 
 /// The controllers that the kernel has.
@@ -219,6 +271,15 @@ impl Controller {
     /// When it fails.
     pub fn command(&self, command: &str, arguments: &[&str]) -> String {
         run(Command::new("nvme").arg(command).arg(self.device()).args(arguments))
+    }
+
+    /// As [`Self::command`], where that is to fail; the words of nvme-cli.
+    ///
+    /// # Panics
+    ///
+    /// When it succeeds.
+    pub fn refused(&self, command: &str, arguments: &[&str]) -> String {
+        run_failing(Command::new("nvme").arg(command).arg(self.device()).args(arguments)).1
     }
 
     /// Disconnects it, and waits until the kernel has forgotten it.

@@ -30,7 +30,7 @@ pub(crate) enum Provider {
 }
 
 impl Provider {
-    fn url(self, address: SocketAddr) -> String {
+    pub(crate) fn url(self, address: SocketAddr) -> String {
         match self {
             Self::Iwarp => format!("iwarp://{address}"),
             Self::Rdma => format!("rdma://{address}"),
@@ -38,12 +38,12 @@ impl Provider {
     }
 }
 
-fn address() -> SocketAddr {
+pub(crate) fn address() -> SocketAddr {
     SocketAddr::new(rdma::V4, 4420)
 }
 
 /// A step of a cell, told as it begins: the last one is where it failed.
-fn step(what: &str) {
+pub(crate) fn step(what: &str) {
     let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
     println!("[{:>7}] {what}", uptime.split(' ').next().unwrap());
 }
@@ -57,7 +57,7 @@ fn our_target(provider: Provider, host: &Host, folder: &tempfile::TempDir) -> Ta
 }
 
 /// Ends a daemon as its user does, and looks for what it should not have said.
-fn finish(process: &mut godwit_tests::daemon::Process) {
+pub(crate) fn finish(process: &mut godwit_tests::daemon::Process) {
     process.terminate();
     let said = process.output();
     assert!(!said.contains("ERROR") && !said.contains("panicked"), "{said}");

@@ -2,8 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's")]
 
+mod admission;
 mod cells;
+mod commands;
 mod devices;
+mod discovery;
 mod driver;
 mod matrix;
+mod offers;
 mod provider;
+mod queues;
