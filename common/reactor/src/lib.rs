@@ -122,7 +122,7 @@ pub trait Reactor {
     /// An open file to register.
     type File;
 
-    /// The time of the current turn of the loop.
+    /// The time of the current turn of the loop. The reactors of a process share one clock.
     fn now(&self) -> Time;
 
     /// The thread's buffers.

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use godwit_memory::{Layout, Pool};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use nix::time::ClockId;
 
 use crate::timers::Timers;
 use crate::{Event, FileDone, FileId, FileOp, ListenerId, Peer, Reactor, StreamId, Time, TimerId, Token, WatchId};
@@ -88,7 +89,6 @@ pub struct Uring {
     ring: IoUring,
     pool: Pool,
     poll: Duration,
-    started: Instant,
     now: Time,
     last_progress: Time,
     progress: bool,
@@ -169,8 +169,7 @@ impl Uring {
             ring,
             pool,
             poll: config.poll.0,
-            started: Instant::now(),
-            now: Time::default(),
+            now: monotonic(),
             last_progress: Time::default(),
             progress: false,
             stay_awake: false,
@@ -243,7 +242,7 @@ impl Uring {
     }
 
     fn read_clock(&mut self) {
-        self.now = Time::from_nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        self.now = monotonic();
     }
 
     fn next_due(&self) -> Option<Time> {
@@ -312,6 +311,13 @@ impl Uring {
 }
 
 /// Repeats a call that a signal interrupted.
+/// The time of the machine, which is the same on all threads.
+fn monotonic() -> Time {
+    // It cannot fail: Linux has this clock.
+    let time = ClockId::CLOCK_MONOTONIC.now().map(Duration::from).unwrap_or_default();
+    Time::from_nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
 fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
