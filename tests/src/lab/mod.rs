@@ -17,7 +17,10 @@
 //! It fails when the body fails, when the guest dies or takes too long, and when its kernel complains ([`kernel_log`]).
 
 pub mod disk;
+pub mod filesystem;
+pub mod flaky;
 pub mod kernel_log;
+pub mod load;
 mod machine;
 pub mod nvme;
 pub mod nvmet;

@@ -249,10 +249,42 @@ impl Controller {
     ///
     /// When it has no such namespace.
     pub fn flushes(&self, nsid: u32) -> u64 {
-        // Of the path: the disk of a subsystem counts none.
+        self.statistic(nsid, 15)
+    }
+
+    /// How many writes to a namespace the controller has completed.
+    ///
+    /// # Panics
+    ///
+    /// When it has no such namespace.
+    pub fn writes(&self, nsid: u32) -> u64 {
+        self.statistic(nsid, 4)
+    }
+
+    /// A field of the statistics of a path: the disk of a subsystem counts no flushes.
+    fn statistic(&self, nsid: u32, field: usize) -> u64 {
         let path = namespaces(&self.folder()).find(|path| has_nsid(path, nsid)).expect("a path to the namespace");
         let statistics = fs::read_to_string(path.join("stat")).expect("a block device");
-        statistics.split_whitespace().nth(15).expect("flushes are the 16th field").parse().expect("a number")
+        statistics.split_whitespace().nth(field).expect("the field is there").parse().expect("a number")
+    }
+
+    /// Writes to one of its attributes in sysfs: `reset_controller`, `rescan_controller`, `delete_controller`.
+    ///
+    /// # Panics
+    ///
+    /// When the kernel refuses.
+    pub fn order(&self, attribute: &str) {
+        let path = self.folder().join(attribute);
+        fs::write(&path, "1").unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+
+    /// Waits until the kernel has forgotten it.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    pub fn await_end(&self) {
+        wait_for(&format!("{} is gone", self.name), PATIENCE, || !self.exists());
     }
 
     /// nvme-cli's JSON of a command that takes the controller's device: `id-ctrl`, `smart-log`, `error-log`, `id-ns` with its arguments.
@@ -289,7 +321,7 @@ impl Controller {
     /// When it fails.
     pub fn disconnect(self) {
         run(Command::new("nvme").args(["disconnect", "-d", &self.name]));
-        wait_for(&format!("{} is gone", self.name), PATIENCE, || !self.exists());
+        self.await_end();
     }
 
     fn folder(&self) -> PathBuf {

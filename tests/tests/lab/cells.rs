@@ -42,7 +42,7 @@ pub(crate) fn address() -> SocketAddr {
     SocketAddr::new(rdma::V4, 4420)
 }
 
-/// A step of a cell, told as it begins: the last one is where it failed.
+/// A step of a case, told as it begins: the last one is where it failed.
 pub(crate) fn step(what: &str) {
     let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
     println!("[{:>7}] {what}", uptime.split(' ').next().unwrap());
