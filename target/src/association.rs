@@ -22,7 +22,9 @@
 //! 4. Whether an old association is dying may be known late: the end of a connection is on the wire before the worker that closed it has come to say so,
 //!    and a timer that is due fires when its worker gets to it, be that after a long stall. A host may have drawn its conclusions by then. So before
 //!    an admin Connect is admitted, each worker that has a queue of a live association of the same host and subsystem goes through a whole turn of its loop
-//!    ([`Associations::workers_of`], [`OpenError::Unseen`]): what had ended when the host connected is dying then.
+//!    ([`Associations::workers_of`], [`OpenError::Unseen`]): what had ended when the host connected is dying then. A command that a worker finds after
+//!    the timer ran out does not start it again, and is not carried out: see the module `keep_alive`, also for why hosts that reckon when an association
+//!    must be over reckon right.
 //!
 //! A *live* association is never superseded: two volumes, two paths, a bench beside a volume, and cloned machines all share one identity. The admin
 //! queue is no member, for its commands reach no backend.
@@ -35,6 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_nvme::{Cntlid, HostId, Nqn, Qid};
 
 use crate::error_log::ErrorLog;
+use crate::keep_alive::KeepAlive;
 use crate::queue::QueueKey;
 
 /// An association of this process; never reused.
@@ -62,7 +65,7 @@ pub(crate) enum SubsystemIndex {
 pub(crate) enum Ending {
     /// One of its connections closed.
     ConnectionClosed,
-    /// The host did not send Keep Alive in time.
+    /// The host did not send anything in time.
     KeepAliveExpired,
     /// The host disabled the controller or shut it down while it had I/O queues.
     ControllerDisabled,
@@ -72,7 +75,7 @@ impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::ConnectionClosed => "one of its connections closed",
-            Self::KeepAliveExpired => "no Keep Alive came in time",
+            Self::KeepAliveExpired => "no command came in time",
             Self::ControllerDisabled => "the host disabled the controller",
         })
     }
@@ -85,6 +88,7 @@ pub(crate) struct Association {
     pub(crate) cntlid: Cntlid,
     pub(crate) host: Host,
     pub(crate) subsystem: SubsystemIndex,
+    pub(crate) keep_alive: KeepAlive,
     dying: AtomicBool,
     ready: AtomicBool,
     errors: Mutex<ErrorLog>,
@@ -209,6 +213,7 @@ impl Associations {
             cntlid: Cntlid::new(cntlid),
             host,
             subsystem,
+            keep_alive: KeepAlive::default(),
             dying: AtomicBool::new(false),
             ready: AtomicBool::new(false),
             errors: Mutex::default(),

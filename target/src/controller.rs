@@ -1,4 +1,4 @@
-//! A controller: its properties, its features, and the host's sign of life.
+//! A controller: its properties and its features.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,8 +30,6 @@ pub(crate) struct Controller {
     pub(crate) events: AsyncEventConfiguration,
     /// Asynchronous Event Requests held.
     pub(crate) event_requests: usize,
-    keep_alive: Duration,
-    last_seen: Time,
 }
 
 /// What a write to CC changes for the I/O queues.
@@ -48,6 +46,7 @@ impl Controller {
     pub(crate) fn new(association: Arc<Association>, queue_size: QueueSize, keep_alive: Duration, now: Time) -> Self {
         let discovery = association.subsystem == SubsystemIndex::Discovery;
         let keep_alive = if discovery && keep_alive.is_zero() { DISCOVERY_KEEP_ALIVE } else { round_up(keep_alive) };
+        association.keep_alive.start(keep_alive, now);
         Self {
             association,
             cap: Cap::new(queue_size, READY_TIMEOUT),
@@ -55,8 +54,6 @@ impl Controller {
             csts: ControllerStatus::default(),
             events: AsyncEventConfiguration::NONE,
             event_requests: 0,
-            keep_alive,
-            last_seen: now,
         }
     }
 
@@ -72,23 +69,12 @@ impl Controller {
 
     /// The keep-alive timeout; zero for none.
     pub(crate) fn keep_alive(&self) -> Duration {
-        self.keep_alive
+        self.association.keep_alive.timeout()
     }
 
     /// Sets the keep-alive timeout, rounded up to what KAS says.
-    pub(crate) fn set_keep_alive(&mut self, keep_alive: Duration, now: Time) {
-        self.keep_alive = round_up(keep_alive);
-        self.last_seen = now;
-    }
-
-    /// The host has sent Keep Alive.
-    pub(crate) fn seen(&mut self, now: Time) {
-        self.last_seen = now;
-    }
-
-    /// When the host counts as gone unless it is heard of; `None` without a timer.
-    pub(crate) fn expires(&self) -> Option<Time> {
-        (!self.keep_alive.is_zero()).then(|| self.last_seen + self.keep_alive)
+    pub(crate) fn set_keep_alive(&self, keep_alive: Duration, now: Time) {
+        self.association.keep_alive.start(round_up(keep_alive), now);
     }
 
     /// Property Get.
@@ -261,15 +247,14 @@ mod tests {
     }
 
     #[test]
-    fn the_keep_alive_timer_is_rounded_up_and_restarted() {
-        let mut controller = controller_of(SubsystemIndex::Nvm(0), Duration::from_millis(4999));
+    fn the_keep_alive_timeout_is_rounded_up_and_discovery_has_one() {
+        let controller = controller_of(SubsystemIndex::Nvm(0), Duration::from_millis(4999));
         assert_eq!(controller.keep_alive(), Duration::from_secs(5));
-        assert_eq!(controller.expires(), Some(Time::from_nanos(5_000_000_000)));
-        controller.seen(Time::from_nanos(1_000_000_000));
-        assert_eq!(controller.expires(), Some(Time::from_nanos(6_000_000_000)));
+        controller.set_keep_alive(Duration::from_millis(1), Time::default());
+        assert_eq!(controller.keep_alive(), Duration::from_millis(100));
         controller.set_keep_alive(Duration::ZERO, Time::default());
-        assert_eq!(controller.expires(), None);
-        assert_eq!(controller_of(SubsystemIndex::Nvm(0), Duration::ZERO).expires(), None);
+        assert_eq!(controller.association.keep_alive.expires(), None);
+        assert_eq!(controller_of(SubsystemIndex::Nvm(0), Duration::ZERO).keep_alive(), Duration::ZERO);
         assert_eq!(controller_of(SubsystemIndex::Discovery, Duration::ZERO).keep_alive(), Duration::from_secs(120));
     }
 }

@@ -18,6 +18,7 @@ pub mod daemon;
 mod discovery;
 mod error_log;
 mod fabrics;
+mod keep_alive;
 mod layout;
 pub mod limits;
 mod logging;

@@ -8,8 +8,8 @@
 //! * Its keep alive timeout must have run out at the target. The target restarts its timer when it *receives* a Keep Alive. We never have two of them
 //!   unanswered, so the target restarts it at most once after the last answer that we saw, and that one time before it would have run out: at the latest
 //!   it runs out two timeouts after that answer; one, when no Keep Alive was under way. A target that counts any command as a sign of life (traffic based
-//!   keep alive) looks once a timeout whether there was one: two timeouts after the last thing that we sent. To either comes a grace for rounding and for
-//!   clocks that differ.
+//!   keep alive) looks once a timeout whether there was one: two timeouts after the last thing that we sent. (Our own target gives it up sooner: see the
+//!   module `keep_alive` there.) To either comes a grace for rounding and for clocks that differ.
 //!
 //! What this cannot see: bytes that our kernel still retransmits after we closed the socket. They arrive before the target's timer runs out, and are
 //! carried out before anything is sent again, or after, and meet a closed connection. With traffic based keep alive a network that lets single

@@ -92,7 +92,7 @@ fn controller(nqn: &Nqn, serial: &str, model: &str, controller: &Controller, abo
     id.set_cntlid(controller.association.cntlid);
     id.set_version(VERSION);
     id.set_max_transfer_bytes(MAX_TRANSFER_BYTES as u64);
-    id.ctratt = ControllerAttributes::HOST_ID_128_BIT;
+    id.ctratt = ControllerAttributes::HOST_ID_128_BIT | ControllerAttributes::TRAFFIC_BASED_KEEP_ALIVE;
     id.set_abort_limit(u16::from(ABORT_COMMANDS));
     id.set_async_event_request_limit(u16::try_from(ASYNC_EVENT_REQUESTS).unwrap_or(1));
     id.set_error_log_entries(u16::try_from(ERROR_LOG_ENTRIES).unwrap_or(1));

@@ -63,10 +63,8 @@ pub(crate) fn execute(controller: &mut Controller, sqe: &Sqe, about: &About<'_>)
             Ok(if transition == Transition::Stopped { Answer::Stopped } else { Answer::Result(0) })
         }
         AdminCommand::KeepAlive if controller.keep_alive().is_zero() => Err(StatusCode::KEEP_ALIVE_TIMEOUT_INVALID.do_not_retry().into()),
-        AdminCommand::KeepAlive => {
-            controller.seen(about.now);
-            Ok(Answer::Result(0))
-        }
+        // As any command, it was a sign of life when it came.
+        AdminCommand::KeepAlive => Ok(Answer::Result(0)),
         AdminCommand::Identify(identify) => {
             let bytes = identify::identify(&identify, controller, about)?;
             let len_bytes = godwit_nvme::identify::LEN_BYTES;

@@ -133,6 +133,9 @@ impl<R: Reactor> Worker<R> {
             return;
         }
         let Ok(sqe) = Sqe::read_from(sqe) else { return self.violated(ctx, index, "its command capsule is too short") };
+        if !self.is_in_time(ctx, index) {
+            return;
+        }
         let queue = &mut self.queues[index];
         if matches!(queue.phase, Phase::Closed(_) | Phase::Requested) {
             return;
@@ -153,6 +156,21 @@ impl<R: Reactor> Worker<R> {
             }
             _ => self.on_first_command(ctx, index, slot, &sqe, data),
         }
+    }
+
+    /// Takes a command for the sign of life that it is. One that comes too late is the end of a live association, whose timer has yet to tell.
+    fn is_in_time(&self, ctx: &Context<'_, R>, index: usize) -> bool {
+        let association = match &self.queues[index].phase {
+            Phase::Admin(controller) => &controller.association,
+            Phase::Io(member) => &member.association,
+            _ => return true,
+        };
+        // The admin queue of a dying one has a time of its own.
+        let in_time = association.is_dying() || association.keep_alive.hear(ctx.reactor.now());
+        if !in_time {
+            self.target.kill(association, Ending::KeepAliveExpired);
+        }
+        in_time
     }
 
     /// A peer broke a rule: only its own connection ends.
@@ -359,7 +377,7 @@ impl<R: Reactor> Worker<R> {
             }
             Phase::Connecting => self.violated(ctx, index, "it did not connect in time"),
             Phase::Admin(controller) if controller.association.is_dying() => self.close(ctx, index),
-            Phase::Admin(controller) => match controller.expires() {
+            Phase::Admin(controller) => match controller.association.keep_alive.expires() {
                 Some(at) if at <= ctx.reactor.now() => {
                     let association = Arc::clone(&controller.association);
                     self.target.kill(&association, Ending::KeepAliveExpired);
@@ -373,7 +391,7 @@ impl<R: Reactor> Worker<R> {
     /// Sets the timer for the host's next sign of life.
     pub(super) fn watch_keep_alive(&mut self, ctx: &mut Context<'_, R>, index: usize) {
         if let Phase::Admin(controller) = &self.queues[index].phase
-            && let Some(at) = controller.expires()
+            && let Some(at) = controller.association.keep_alive.expires()
         {
             self.set_timer_at(ctx, index, at);
         }

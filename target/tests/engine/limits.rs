@@ -169,6 +169,41 @@ fn hosts_that_go_silent_lose_their_association_and_others_do_not() {
     assert!(host.is_ended(io, Duration::from_secs(2)), "its I/O queue goes with it");
 }
 
+/// Traffic based keep alive: the timer belongs to the admin queue, the I/O to a thread of its own.
+#[test]
+fn io_on_another_thread_keeps_an_association_alive_as_long_as_it_goes_on() {
+    let server = Server::start(Setup { workers: 2, ..Setup::default() });
+    let mut host = Host::new();
+    let timeout = Duration::from_millis(400);
+    let (admin, cntlid) = host.admin(server.address, timeout);
+    // Connections go to the threads in turn.
+    let io = host.io(server.address, cntlid, 1, 32);
+    for _ in 0..30 {
+        host.idle(timeout / 4);
+        let sqe = Sqe::flush(host.cid(), NSID);
+        assert_eq!(host.command(io, sqe).status(), 0);
+    }
+    let sqe = Sqe::keep_alive(host.cid());
+    assert_eq!(host.command(admin, sqe).status(), 0);
+    host.idle(timeout * 2);
+    assert!(host.is_ended(admin, Duration::ZERO), "and no longer");
+    assert!(host.is_ended(io, Duration::ZERO));
+}
+
+#[test]
+fn admin_commands_keep_an_association_alive() {
+    let server = Server::start(Setup::default());
+    let mut host = Host::new();
+    let timeout = Duration::from_millis(400);
+    let (admin, _) = host.admin(server.address, timeout);
+    for _ in 0..10 {
+        host.idle(timeout / 4);
+        let identify = godwit_nvme::sqe::Identify::new(godwit_nvme::sqe::Cns::CONTROLLER, Nsid::NONE);
+        let sqe = Sqe::identify(host.cid(), &identify);
+        assert_eq!(host.fetch(admin, sqe, 4096).0.status(), 0);
+    }
+}
+
 #[test]
 fn keep_alive_is_answered_while_the_backend_stalls_and_memory_is_used_up() {
     let server = Server::start(Setup { pool: pool(300, 3), ..Setup::default() });
