@@ -71,7 +71,7 @@ impl Load {
         let job = &report["jobs"][0];
         assert_eq!(job["error"], 0, "{said}");
         for direction in ["read", "write"] {
-            assert!(job[direction]["total_ios"].as_u64() > Some(64), "it did next to nothing:\n{said}");
+            assert!(job[direction]["total_ios"].as_u64() >= Some(64), "it did next to nothing:\n{said}");
         }
     }
 

@@ -230,12 +230,6 @@ fn what_stands_in_the_way_of_a_device_is_told_on_siw() {
     in_guest(&Guest::default(), || obstacles(Device::Siw));
 }
 
-#[test]
-#[ignore = "needs root and QEMU: make lab"]
-fn what_stands_in_the_way_of_a_device_is_told_on_rxe() {
-    in_guest(&Guest::default(), || obstacles(Device::Rxe));
-}
-
 /// Once no connection is being made or unmade, the same things are open as before.
 fn await_usage(what: &str, processes: &[&Process], before: &(Vec<usize>, BTreeMap<String, u64>)) {
     let now = || usage(processes);
@@ -311,12 +305,6 @@ fn comes_and_goes(device: Device) {
 #[ignore = "needs root and QEMU: make lab"]
 fn a_device_that_goes_and_comes_costs_no_io_on_siw() {
     in_guest(&Guest::with(Device::Siw), || comes_and_goes(Device::Siw));
-}
-
-#[test]
-#[ignore = "needs root and QEMU: make lab"]
-fn a_device_that_goes_and_comes_costs_no_io_on_rxe() {
-    in_guest(&Guest::with(Device::Rxe), || comes_and_goes(Device::Rxe));
 }
 
 fn killed() {
