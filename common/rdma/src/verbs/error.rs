@@ -88,17 +88,13 @@ impl From<VerbsError> for io::Error {
 }
 
 impl VerbsError {
-    /// What a failed call of the connection manager means.
-    pub(super) fn of_call(call: &'static str, address: SocketAddr, error: io::Error) -> Self {
+    /// What a failed call of the connection manager for an address means.
+    pub(super) fn at(self, address: SocketAddr) -> Self {
+        let Self::Call { error, .. } = &self else { return self };
         match error.raw_os_error() {
-            Some(libc::ENODEV | libc::ENOENT | libc::EOPNOTSUPP | libc::EACCES | libc::EPERM) => {
-                obstacle().unwrap_or(if error.raw_os_error() == Some(libc::ENODEV) {
-                    Self::NoDeviceFor { address }
-                } else {
-                    Self::Call { call, error }
-                })
-            }
-            _ => Self::Call { call, error },
+            Some(libc::ENODEV) => obstacle().unwrap_or(Self::NoDeviceFor { address }),
+            Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EACCES | libc::EPERM) => obstacle().unwrap_or(self),
+            _ => self,
         }
     }
 }

@@ -240,16 +240,10 @@ impl Thread {
         let result = check("rdma_bind_addr", unsafe { sys::rdma_bind_addr(id.as_ptr(), raw.as_ptr().cast_mut().cast()) });
         // SAFETY: the identifier is alive.
         let result = result.and_then(|()| check("rdma_listen", unsafe { sys::rdma_listen(id.as_ptr(), BACKLOG) }));
-        match result {
-            Ok(()) => Ok(id),
-            Err(error) => {
-                destroy(id);
-                match error {
-                    VerbsError::Call { call, error } => Err(VerbsError::of_call(call, address, error)),
-                    other => Err(other),
-                }
-            }
-        }
+        result.map(|()| id).map_err(|error| {
+            destroy(id);
+            error.at(address)
+        })
     }
 
     fn rebind(&mut self) {
@@ -275,16 +269,10 @@ impl Thread {
         let raw = SockAddr::from(address);
         // SAFETY: the identifier and the address are alive.
         let result = unsafe { sys::rdma_resolve_addr(id.as_ptr(), ptr::null_mut(), raw.as_ptr().cast_mut().cast(), RESOLVE) };
-        match check("rdma_resolve_addr", result) {
-            Ok(()) => Ok(id),
-            Err(error) => {
-                destroy(id);
-                match error {
-                    VerbsError::Call { call, error } => Err(VerbsError::of_call(call, address, error)),
-                    other => Err(other),
-                }
-            }
-        }
+        check("rdma_resolve_addr", result).map(|()| id).map_err(|error| {
+            destroy(id);
+            error.at(address)
+        })
     }
 
     /// Runs `rdma_connect`, which may wait, on a thread of its own.
