@@ -1,7 +1,7 @@
 //! The provider for RDMA devices: InfiniBand, RoCE and iWARP adapters, and the kernel's software ones (rxe, siw), through libibverbs and librdmacm.
 //!
-//! A reactor thread has a completion queue and a protection domain on each device that it uses ([`shared`]). It posts and polls by itself, without a system
-//! call where the device needs none; connections are made and ended by the connection manager's thread ([`cm`]), which a queue pair hears of
+//! A reactor thread has a completion queue and a protection domain on each device that it uses (`shared`). It posts and polls by itself, without a system
+//! call where the device needs none; connections are made and ended by the connection manager's thread (`cm`), which a queue pair hears of
 //! through the thread's inbox. Making a queue pair, and the first use of a device and of a lent buffer, are calls to the kernel of up to milliseconds on the
 //! reactor thread: once each.
 //!
