@@ -27,6 +27,7 @@ impl<const HOST: bool, const TARGET: bool> Machines for Devices<HOST, TARGET> {
     const TRANSPORT: Transport = if HOST { Transport::Rdma } else { Transport::Iwarp };
     const EXPLAINS: [bool; 2] = [!HOST, !TARGET];
     const PATIENCE: Duration = Duration::from_secs(60);
+    const SETTLING: Duration = Duration::from_secs(1);
 
     fn new(_: u64) -> (Self, [Uring; 2]) {
         let reactor = || Uring::new(&UringConfig { pool: layout(), poll: PollBudget(Duration::ZERO) }).unwrap();

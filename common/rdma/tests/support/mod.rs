@@ -32,6 +32,8 @@ pub(crate) trait Machines: Sized {
     const EXPLAINS: [bool; 2] = [true; 2];
     /// How long anything may take.
     const PATIENCE: Duration = Duration::from_secs(10);
+    /// How long what is on its way may take to arrive.
+    const SETTLING: Duration = Duration::from_millis(30);
 
     fn new(seed: u64) -> (Self, [Self::Reactor; 2]);
     /// Has the target listen.
@@ -238,7 +240,7 @@ impl<M: Machines> Net<M> {
 
     /// Turns until everything that is on its way has arrived.
     pub(crate) fn settle(&mut self) {
-        let end = Instant::now() + Duration::from_millis(30);
+        let end = Instant::now() + M::SETTLING;
         for turns in 0..100_000 {
             if !self.turn() || (turns > 200 && Instant::now() > end) {
                 return;
