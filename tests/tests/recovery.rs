@@ -218,7 +218,7 @@ fn an_initiator_that_was_suspended_carries_on() {
     let world = World::new(&BRIEF_KEEP_ALIVE);
     world.initiator.process.signal(Signal::SIGSTOP);
     world.stands_still_for(Duration::from_secs(4));
-    assert_eq!(count(&world.target.process, "no Keep Alive came in time"), 1);
+    assert_eq!(count(&world.target.process, "no command came in time"), 1);
     world.initiator.process.signal(Signal::SIGCONT);
     world.goes_on(PROMPTLY);
     world.finish();
@@ -227,7 +227,7 @@ fn an_initiator_that_was_suspended_carries_on() {
 /// Nothing is sent again before the target has said that it gave up the association.
 fn recovers_after_the_target_knew(initiator: &Process, target: &Process, limit: Duration) {
     wait_for("the initiator is connected again", limit, || count(initiator, "connected again") == 1);
-    assert_eq!(count(target, "no Keep Alive came in time"), 1, "the target gave the old association up before a new one was made");
+    assert_eq!(count(target, "no command came in time"), 1, "the target gave the old association up before a new one was made");
     assert_eq!(count(initiator, "until the target has given up the old association"), 1);
 }
 
