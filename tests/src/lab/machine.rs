@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use super::{Failure, Guest, INSIDE, Kernel, PASSED, script};
+use super::{Failure, Guest, INSIDE, Kernel, PASSED, STARTED, script};
 use crate::tools::{has, is_root};
 
 /// Two, so that what happens at the same time shows.
@@ -48,7 +48,9 @@ pub struct Run {
     pub console: String,
     /// The kernel's log when the command had ended.
     pub kernel_log: String,
-    /// Whether the body of a case came to its end.
+    /// Whether the guest got as far as the body of a case.
+    pub(super) started: bool,
+    /// Whether the body came to its end.
     pub(super) passed: bool,
 }
 
@@ -171,6 +173,7 @@ pub(super) fn run(guest: &Guest, command: &[&str]) -> Result<Run, Failure> {
         output,
         console: format!("{}{}", machine.file("console").unwrap_or_default(), machine.file("qemu").unwrap_or_default()),
         kernel_log: machine.file("dmesg").unwrap_or_default(),
+        started: machine.folder.join(STARTED).exists(),
         passed: machine.folder.join(PASSED).exists(),
     })
 }

@@ -44,6 +44,9 @@ const INSIDE: &str = "GODWIT_LAB_GUEST";
 /// The folder that guest and driver share, as the guest sees it.
 const SHARED: &str = "/lab";
 
+/// What a case leaves there when it begins.
+const STARTED: &str = "started";
+
 /// What the body leaves there when it has come to its end.
 const PASSED: &str = "passed";
 
@@ -179,6 +182,7 @@ pub fn in_guest(guest: &Guest, body: impl FnOnce()) {
 /// When the machine is not as it should be: there is no room for files, for instance.
 pub fn try_in_guest(guest: &Guest, body: impl FnOnce()) -> Result<(), Failure> {
     if is_inside() {
+        fs::write(Path::new(SHARED).join(STARTED), []).expect("the shared folder can be written to");
         if let Some(device) = guest.device {
             device.bring_up();
         }
@@ -189,7 +193,13 @@ pub fn try_in_guest(guest: &Guest, body: impl FnOnce()) -> Result<(), Failure> {
     // libtest names the thread of a test after it.
     let test = thread::current().name().unwrap_or_default().to_owned();
     let program = std::env::current_exe().expect("the test binary has a path").display().to_string();
-    let run = guest.run(&[&program, "--exact", &test, "--include-ignored", "--nocapture", "--test-threads=1"])?;
+    let command = [&program, "--exact", &test, "--include-ignored", "--nocapture", "--test-threads=1"];
+    let mut run = guest.run(&command)?;
+    if !run.started && !matches!(run.ended, Ended::Exited(_)) {
+        // An emulated machine does not always boot, which is nobody's fault that is tested here.
+        println!("the guest did not come up; once more. Its console ends:\n{}", tail(&run.console));
+        run = guest.run(&command)?;
+    }
     match run.ended {
         Ended::TimedOut => return Err(Failure::TimedOut { limit: guest.limit, console: tail(&run.console) }),
         Ended::Died => return Err(Failure::Died { console: tail(&run.console) }),
