@@ -28,6 +28,8 @@ impl<const HOST: bool, const TARGET: bool> Machines for Devices<HOST, TARGET> {
     const EXPLAINS: [bool; 2] = [!HOST, !TARGET];
     const PATIENCE: Duration = Duration::from_secs(60);
     const SETTLING: Duration = Duration::from_secs(1);
+    // siw was seen to miss a message that comes in the moment in which it accepts: it lies in the socket until another one comes.
+    const LULL: Duration = Duration::from_millis(100);
 
     fn new(_: u64) -> (Self, [Uring; 2]) {
         let reactor = || Uring::new(&UringConfig { pool: layout(), poll: PollBudget(Duration::ZERO) }).unwrap();
