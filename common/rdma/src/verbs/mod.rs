@@ -34,7 +34,7 @@ use cm::{CmId, Inbox, Key, Manager, News, Order, Parameters};
 pub use cm::{Incoming, Listener};
 use device::Device;
 pub use error::VerbsError;
-use queue_pair::{Phase, QueuePair, Scratch, device_of};
+use queue_pair::{Phase, QueuePair, Scratch};
 use shared::Shared;
 
 /// Marks the queue pairs of this provider.
@@ -251,7 +251,7 @@ impl Verbs {
     ) -> Result<(), VerbsError> {
         let Some(Phase::Requested { id: cm_id, .. }) = self.qp(id).map(|qp| &qp.phase) else { return Ok(()) };
         let cm_id = *cm_id;
-        let shared = self.shared(reactor, device_of(cm_id)?)?;
+        let shared = self.shared(reactor, cm_id.device().ok_or(VerbsError::NoDevice)?)?;
         let Some(qp) = self.qp(id) else { return Ok(()) };
         let key = qp.key;
         let parameters = qp.accept(cm_id, &shared, config, private_data)?;
@@ -444,7 +444,7 @@ impl Verbs {
     fn on_resolved<R: Reactor>(&mut self, reactor: &mut R, id: QpId, cm_id: CmId) -> Result<(), VerbsError> {
         let Some(Phase::Resolving { config, private_data }) = self.qp(id).map(|qp| &qp.phase) else { return Ok(()) };
         let (config, private_data) = (config.clone(), private_data.clone());
-        let shared = self.shared(reactor, device_of(cm_id)?)?;
+        let shared = self.shared(reactor, cm_id.device().ok_or(VerbsError::NoDevice)?)?;
         let Some(qp) = self.qp(id) else { return Ok(()) };
         let (responder_resources, initiator_depth) = qp.make(cm_id, &shared, &config)?;
         qp.phase = Phase::Connecting;

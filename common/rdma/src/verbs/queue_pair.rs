@@ -8,11 +8,13 @@
 //! whether they come.
 //!
 //! What the peer may reach by a key is out of its reach once the queue pair is in its error state. [`QueuePair::fail`] puts it there at once,
-//! by a call that has taken effect when it returns; so a caller that revokes and destroys, or gets its end reported and then revokes, may use the
-//! buffers again. A response shows that the peer is done with the buffers of its command.
+//! by a call that has taken effect when it returns (but for rxe, which is software and may be about to finish a write); so a caller that revokes and
+//! destroys, or gets its end reported and then revokes, may use the buffers again. A response shows that the peer is done with the buffers of its
+//! command.
 //!
-//! Only the last request of a batch, and each RDMA Read, are asked to be told of (on iWARP also what carries data, for the sake of siw). A Send or RDMA Write that stands before a request that is complete is
-//! complete as well. An RDMA Read is not: siw tells of a Send behind it while its data are still on their way.
+//! Only the last request of a batch, and each RDMA Read, are asked to be told of (on iWARP also what carries data, for the sake of siw). A Send or RDMA
+//! Write that stands before a request that is complete is complete as well. An RDMA Read is not: siw tells of a Send behind it while its data are still on
+//! their way.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -810,9 +812,4 @@ impl Scratch {
         // SAFETY: the chain is whole; the rest is the caller's promise.
         check("ibv_post_send", unsafe { sys::ibv_post_send(qp, requests, &raw mut bad) })
     }
-}
-
-/// The device of a connection identifier.
-pub(super) fn device_of(id: CmId) -> Result<Device, VerbsError> {
-    id.device().ok_or(VerbsError::NoDevice)
 }
