@@ -73,6 +73,7 @@ fn protocol_cores_configuration_and_daemons_forbid_unsafe() {
         "common/nvme/src/lib.rs",
         "common/iwarp/src/lib.rs",
         "common/nbd/src/lib.rs",
+        "common/control/src/lib.rs",
         "config/src/lib.rs",
         "target/src/lib.rs",
         "target/src/main.rs",
