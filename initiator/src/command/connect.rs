@@ -9,7 +9,7 @@ use godwit_nvme::{Nsid, QueueSize};
 use super::{Failure, discover, endpoints, names, print};
 use crate::cli::ConnectArgs;
 use crate::control::{Service, ServiceError, serve};
-use crate::host::{Endpoint, LossTimeout, Names, VolumeInfo, VolumeSettings};
+use crate::host::{Endpoint, LossTimeout, Names, VolumeInfo, VolumeSettings, VolumeStatus};
 use crate::socket;
 use crate::worker::WorkerConfig;
 
@@ -86,6 +86,7 @@ fn volume(args: &ConnectArgs, options: &ConnectOptions, endpoints: Vec<Endpoint>
         },
         io_timeout: IO_TIMEOUT,
         read_only: options.read_only,
+        status: VolumeStatus::new(io_queues(options, usize::from(args.reactors.get()))),
     })
 }
 

@@ -11,6 +11,7 @@ use super::fence::QueueEnd;
 use super::identity::VolumeIdentity;
 use super::queue::Endpoint;
 use super::retry::RetryDelays;
+use super::status::VolumeStatus;
 use crate::block::Geometry;
 
 /// The sending end of a channel whose receiver sleeps in a reactor, or wherever else.
@@ -78,6 +79,8 @@ pub(crate) struct Join {
     /// Data of Connect.
     pub(crate) connect_data: Vec<u8>,
     pub(crate) access: IoAccess,
+    /// Where the queue counts.
+    pub(crate) status: Arc<VolumeStatus>,
 }
 
 /// From the control to a queue.

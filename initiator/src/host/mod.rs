@@ -18,6 +18,7 @@ mod reconnect;
 mod retry;
 mod shutdown;
 mod slots;
+mod status;
 mod thread;
 mod volume;
 
@@ -32,6 +33,7 @@ pub use message::{FromQueue, Mailbox, ToQueue, VolumeEvent, VolumeInfo};
 pub use queue::Endpoint;
 pub(crate) use queue::in_words;
 pub use reconnect::LossTimeout;
+pub use status::{ControlStatus, Flow, Latency, QueueStatus, VolumeState, VolumeStatus};
 pub use thread::VolumeThread;
 pub use volume::{VolumeControl, VolumeSettings};
 

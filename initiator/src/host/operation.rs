@@ -38,6 +38,7 @@ pub(crate) struct Operation {
     pub(crate) action: Action,
     /// Its place in the order of submission.
     pub(crate) sequence: u64,
+    pub(crate) submitted: Time,
     pub(crate) retries: u8,
     /// Whether it was ever sent: then only an answer ends it.
     pub(crate) was_sent: bool,

@@ -12,7 +12,7 @@ mod target;
 
 use std::time::Duration;
 
-use godwit_initiator::host::{Endpoint, LossTimeout, Names, VolumeEvent, VolumeSettings};
+use godwit_initiator::host::{Endpoint, LossTimeout, Names, VolumeEvent, VolumeSettings, VolumeStatus};
 use godwit_memory::{ClassLayout, Layout};
 use godwit_nvme::{HostId, Nqn, Nsid, QueueSize};
 use godwit_rdma::{FpduSize, Transport};
@@ -122,6 +122,7 @@ impl Simulation {
             loss_timeout: options.loss_timeout,
             io_timeout: options.io_timeout,
             read_only: false,
+            status: VolumeStatus::new(options.queues),
         };
         let class = |buffer_bytes, count| ClassLayout { buffer_bytes, count };
         let pool = if options.scarce_buffers {

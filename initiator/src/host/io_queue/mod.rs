@@ -11,6 +11,7 @@ mod send;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_memory::Reservation;
@@ -25,6 +26,7 @@ use super::message::{AssociationId, FromQueue, IoAccess, Join, Mailbox, News};
 use super::operation::{Action, Operation, Place, Untaken, plan};
 use super::retry::{Verdict, judge};
 use super::slots::Slots;
+use super::status::{QueueCounters, VolumeStatus};
 use crate::block::{BlockDone, BlockError, BlockOp, BlockQueue, Geometry, Ticket};
 
 /// The smallest buffers of a pool, for the range of a discard.
@@ -78,6 +80,7 @@ pub struct IoQueue {
     tokens: TokenSpace,
     control: Mailbox<FromQueue>,
     io_timeout: Duration,
+    status: Arc<VolumeStatus>,
     link: Link,
     /// Where the target is.
     address: SocketAddr,
@@ -116,6 +119,7 @@ impl IoQueue {
             tokens,
             control,
             io_timeout,
+            status: Arc::clone(&join.status),
             link: Link::Down,
             address: join.endpoint.address,
             association: AssociationId::default(),
@@ -144,6 +148,10 @@ impl IoQueue {
         self.control.send(FromQueue { association: self.association, queue: self.queue, news });
     }
 
+    fn counters(&self) -> &QueueCounters {
+        self.status.queue(self.queue)
+    }
+
     /// Ends an operation that was answered and whose Send is done, or has it sent again.
     fn finish(&mut self, now: Time, index: u16) {
         let Some(operation) = self.operations.get_mut(index) else { return };
@@ -153,11 +161,16 @@ impl IoQueue {
         operation.place = Place::Here(buffer);
         self.in_flight -= 1;
         match judge(status, operation.retries, &self.access.retry_delays) {
-            Verdict::Done => self.end_here(index, Ok(())),
+            Verdict::Done => {
+                let (action, took) = (operation.action, now.since(operation.submitted));
+                self.counters().count(action, took);
+                self.end_here(index, Ok(()));
+            }
             Verdict::Failed(error) => self.end_here(index, Err(error)),
             Verdict::Retry(delay) => {
                 operation.retries += 1;
                 self.delayed.push((now + delay, index));
+                self.counters().count_retry();
             }
         }
     }
@@ -165,6 +178,9 @@ impl IoQueue {
     /// Ends an operation that is not at the target.
     fn end_here(&mut self, index: u16, result: Result<(), BlockError>) {
         let Some(operation) = self.operations.remove(index) else { return };
+        if result.is_err() {
+            self.counters().count_error();
+        }
         let mut buffer = match operation.place {
             Place::Here(buffer) => buffer,
             Place::Sent(sent) => sent.buffer,
@@ -207,7 +223,8 @@ impl<R: Reactor> BlockQueue<R> for IoQueue {
         };
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let operation = Operation { ticket, action, sequence, retries: 0, was_sent: false, place: Place::Here(buffer) };
+        let operation =
+            Operation { ticket, action, sequence, submitted: reactor.now(), retries: 0, was_sent: false, place: Place::Here(buffer) };
         let index = self.operations.insert(operation).expect("a slot is free, as was checked");
         if matches!(self.link, Link::Gone) {
             self.end_here(index, Err(BlockError::VolumeGone));

@@ -18,7 +18,13 @@ const WATCH_PERIOD: Duration = Duration::from_secs(1);
 impl IoQueue {
     /// Sends what may be sent: once a turn, after all completions were handled.
     pub(crate) fn pump<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
-        let Link::Live { qp } = self.link else { return };
+        if let Link::Live { qp } = self.link {
+            self.send_waiting(reactor, fabric, qp);
+        }
+        self.counters().set_load(self.in_flight, self.operations.len() - self.in_flight);
+    }
+
+    fn send_waiting<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, qp: QpId) {
         if !self.delayed.is_empty() {
             self.schedule_retries(reactor);
         }

@@ -3,6 +3,7 @@
 mod proxy;
 mod target;
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,8 @@ use godwit_rdma::{Fabric, FpduSize, Transport};
 use godwit_reactor::{Event, PollBudget, Reactor, Uring, UringConfig};
 
 use super::{
-    Endpoint, HostError, LossTimeout, Mailbox, Names, TokenSpace, VolumeControl, VolumeEvent, VolumeInfo, VolumeSettings, VolumeThread,
+    Endpoint, HostError, LossTimeout, Mailbox, Names, TokenSpace, VolumeControl, VolumeEvent, VolumeInfo, VolumeSettings, VolumeState,
+    VolumeStatus, VolumeThread,
 };
 use crate::block::{BlockDone, BlockError, BlockOp, BlockQueue, Ticket};
 use proxy::Proxy;
@@ -23,6 +25,7 @@ struct World {
     fabric: Fabric,
     target: FakeTarget,
     volume: VolumeThread,
+    status: Arc<VolumeStatus>,
     events: Receiver<VolumeEvent>,
     seen: Vec<VolumeEvent>,
     done: Vec<BlockDone>,
@@ -89,7 +92,9 @@ impl World {
             loss_timeout: options.loss_timeout,
             io_timeout: options.io_timeout,
             read_only: false,
+            status: VolumeStatus::new(1),
         };
+        let status = Arc::clone(&settings.status);
         let waker = reactor.waker();
         let wake = move || waker.wake();
         let (order, orders) = channel();
@@ -100,7 +105,7 @@ impl World {
         let control = VolumeControl::new(settings, tokens, queues, news, Mailbox::new(event, || {}));
         let mut volume = VolumeThread::new(tokens, 0, Some(control), orders, Mailbox::new(tell, wake), options.io_timeout);
         volume.start(&mut reactor, &mut fabric);
-        let world = Self { reactor, fabric, target, volume, events, seen: Vec::new(), done: Vec::new(), next_ticket: 0 };
+        let world = Self { reactor, fabric, target, volume, status, events, seen: Vec::new(), done: Vec::new(), next_ticket: 0 };
         (world, proxy)
     }
 
@@ -298,6 +303,45 @@ fn buffers_all_come_back() {
         }
     }
     assert_eq!(world.in_use(), before);
+}
+
+#[test]
+fn the_status_tells_what_was_done_and_where_the_volume_stands() {
+    let mut world = World::up(&Options::default());
+    let control = world.status.control();
+    assert_eq!((control.state, control.io_queues, control.queue_depth, control.reconnects), (VolumeState::Live, 1, 31, 0));
+    assert_eq!(control.cntlid.map(godwit_nvme::Cntlid::get), Some(5));
+    assert_eq!((control.keep_alive, control.last_error), (Duration::from_secs(5), None));
+    for block in 0..3 {
+        let write = world.write(block, 2, 1);
+        world.expect(write, Ok(()));
+    }
+    let flush = world.submit(BlockOp::Flush).unwrap();
+    world.expect(flush, Ok(()));
+    world.target.faults.status = Some((StatusCode::INTERNAL_ERROR.do_not_retry(), 1));
+    let read = world.read(0, 1);
+    world.expect(read, Err(BlockError::Io));
+    let total = world.status.total();
+    assert_eq!((total.writes.count(), total.writes.bytes, total.flushes.count(), total.reads.count()), (3, 6 * 4096, 1, 0));
+    assert_eq!((total.errors, total.in_flight, total.waiting), (1, 0, 0));
+    world.target.faults.mute_writes = true;
+    let sent = world.write(1, 1, 1);
+    world.run(|world| world.target.executed.len() == 6);
+    assert_eq!((world.status.total().in_flight, world.status.total().waiting), (1, 0));
+    world.target.faults = target::Faults { busy: 2, ..target::Faults::default() };
+    world.target.kill(&mut world.reactor, &mut world.fabric);
+    world.run(|world| world.saw(lost));
+    let later = world.write(2, 1, 1);
+    world.turn();
+    assert_eq!((world.status.total().in_flight, world.status.total().waiting), (0, 2));
+    assert_eq!(world.status.control().state, VolumeState::Lost);
+    world.expect(sent, Ok(()));
+    world.expect(later, Ok(()));
+    let control = world.status.control();
+    assert_eq!((control.state, control.reconnects, control.attempts), (VolumeState::Live, 1, 0));
+    assert!(control.last_error.unwrap().1.contains("busy"));
+    // It waited for the busy target.
+    assert!(world.status.queues()[0].writes.latency.max().unwrap() > Duration::from_secs(1));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::host::fence::{QueueEnd, Silence};
 use crate::host::message::{Order, ToQueue, VolumeEvent};
 use crate::host::reconnect::{BUSY_PATIENCE, Before, LossTimeout, next_attempt};
 use crate::host::shutdown::Shutdown;
+use crate::host::status::VolumeState;
 
 /// How long the target may take to close its end of the admin connection when we end it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,6 +37,10 @@ impl VolumeControl {
                 self.arm_at(reactor, ControlTimer::Loss, deadline);
             }
             self.given_up = self.settings.loss_timeout == LossTimeout::After(Duration::ZERO);
+            self.settings.status.update(|status| {
+                status.enter(VolumeState::Lost);
+                status.failed(&reason);
+            });
             self.events.send(VolumeEvent::Lost(reason.clone()));
         }
         self.cancel(reactor, ControlTimer::KeepAlive);
@@ -112,6 +117,9 @@ impl VolumeControl {
             self.fence = self.fence.max(fence);
         }
         self.session = None;
+        if !was_live && !self.stopping {
+            self.settings.status.update(|status| status.failed(&reason));
+        }
         if self.stopping {
             return self.finish_stop(reactor, fabric);
         }
@@ -158,6 +166,7 @@ impl VolumeControl {
         } else {
             self.state = State::Over;
             self.admin_buffers = None;
+            self.settings.status.update(|status| status.enter(VolumeState::Gone));
             self.events.send(VolumeEvent::Failed(reason));
         }
     }
@@ -187,11 +196,16 @@ impl VolumeControl {
         };
         warn!(volume = self.settings.name, "the volume is gone: {reason}");
         self.close(reactor);
+        self.settings.status.update(|status| {
+            status.enter(VolumeState::Gone);
+            status.failed(&reason);
+        });
         self.events.send(VolumeEvent::Gone(reason));
     }
 
     pub(super) fn finish_stop<R: Reactor>(&mut self, reactor: &mut R, _: &mut Fabric) {
         self.close(reactor);
+        self.settings.status.update(|status| status.enter(VolumeState::Stopped));
         self.events.send(VolumeEvent::Stopped);
     }
 

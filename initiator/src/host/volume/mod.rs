@@ -16,6 +16,7 @@ mod end;
 mod watch;
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -35,6 +36,7 @@ use super::namespace::Attached;
 use super::queue::Endpoint;
 use super::reconnect::LossTimeout;
 use super::shutdown::Shutdown;
+use super::status::{VolumeState, VolumeStatus};
 
 /// How long the set-up of an association may take before its I/O queues are connected.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -62,6 +64,8 @@ pub struct VolumeSettings {
     pub io_timeout: Duration,
     /// Refuse writes.
     pub read_only: bool,
+    /// What the volume tells of itself: of one that has at least as many queues.
+    pub status: Arc<VolumeStatus>,
 }
 
 /// The timers of a control.
@@ -152,6 +156,10 @@ pub struct VolumeControl {
 
 impl VolumeControl {
     /// The control of a volume whose queues are reached by `queues`, one each on its thread. [`start`](Self::start) it.
+    ///
+    /// # Panics
+    ///
+    /// When the settings' status is one for fewer queues.
     pub fn new(
         settings: VolumeSettings,
         tokens: TokenSpace,
@@ -159,6 +167,7 @@ impl VolumeControl {
         news: Receiver<FromQueue>,
         events: Mailbox<VolumeEvent>,
     ) -> Self {
+        assert!(settings.status.capacity() >= queues.len(), "a status for {} queues", queues.len());
         Self {
             settings,
             tokens,
@@ -236,6 +245,10 @@ impl VolumeControl {
         let endpoint = self.settings.endpoints[self.attempts % self.settings.endpoints.len()];
         self.attempts += 1;
         debug!(volume = self.settings.name, address = %endpoint.address, "connecting");
+        self.settings.status.update(|status| {
+            status.address = Some(endpoint.address);
+            status.attempts += 1;
+        });
         let io_queues = if self.volume.is_some() { self.io_queues } else { self.queues.len() };
         let wishes = Wishes {
             names: self.settings.names.clone(),
@@ -372,6 +385,7 @@ impl VolumeControl {
                 cntlid,
                 connect_data: self.settings.names.connect_data(cntlid),
                 access: access.clone(),
+                status: Arc::clone(&self.settings.status),
             };
             queue.send(ToQueue(Order::Join(self.association, Box::new(join))));
         }
@@ -403,10 +417,20 @@ impl VolumeControl {
         let grown = self.volume.as_ref().is_some_and(|volume| volume.geometry != session.attached.geometry);
         let attached = session.attached.clone();
         let queue_depth = usize::from(session.controller.queue_size.zeroes_based());
+        let (cntlid, keep_alive) = (session.controller.cntlid, session.controller.keep_alive);
         self.cancel(reactor, ControlTimer::State);
         self.cancel(reactor, ControlTimer::Loss);
         self.order_all(Order::Go);
         self.lost = None;
+        self.settings.status.update(|status| {
+            status.enter(VolumeState::Live);
+            status.cntlid = Some(cntlid);
+            status.io_queues = self.io_queues;
+            status.queue_depth = queue_depth;
+            status.keep_alive = keep_alive;
+            status.attempts = 0;
+            status.reconnects += u64::from(!first);
+        });
         let name = &self.settings.name;
         if first {
             info!(volume = name, "attached {}, on {} I/O queues", attached.identity, self.io_queues);
