@@ -95,6 +95,16 @@ impl HostPort {
     }
 }
 
+impl From<SocketAddr> for HostPort {
+    fn from(address: SocketAddr) -> Self {
+        let host = match address {
+            SocketAddr::V6(v6) if v6.scope_id() != 0 => Host::Scoped(*v6.ip(), v6.scope_id().to_string().into()),
+            _ => Host::Ip(address.ip()),
+        };
+        Self { host, port: address.port() }
+    }
+}
+
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -143,7 +143,7 @@ impl Default for KeepAlive {
 }
 
 bounded! {
-    /// Pause between two attempts to reconnect, in seconds.
+    /// The longest pause between two attempts to reconnect, in seconds.
     ReconnectDelay(u16), "the reconnect delay in seconds", 1 to 3600
 }
 
@@ -152,6 +152,19 @@ impl Default for ReconnectDelay {
     /// stands still until its only path is back, and a restarted target is back within a second or two.
     fn default() -> Self {
         Self(2)
+    }
+}
+
+bounded! {
+    /// How long an I/O command may take before it is aborted, in seconds.
+    IoTimeout(u16), "the I/O timeout in seconds", 1 to 3600
+}
+
+impl Default for IoTimeout {
+    /// Two minutes. It is for a command that the target forgot: a dead connection is for the Keep Alive to find, and a backend that stalls, even for longer
+    /// than the 30 s of the Linux host, is slow and not lost.
+    fn default() -> Self {
+        Self(120)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::{Crc, IoQueues, KeepAlive, PollBudget, QueueSize, Reactors, ReconnectDelay};
+use crate::{Crc, HostPort, IoQueues, IoTimeout, KeepAlive, PollBudget, QueueSize, Reactors, ReconnectDelay};
 
 /// How to attach a volume and how to serve it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,10 +13,18 @@ pub struct ConnectOptions {
     pub queue_size: QueueSize,
     /// `--keep-alive-tmo`: Keep Alive Timeout in seconds.
     pub keep_alive_tmo: KeepAlive,
-    /// `--reconnect-delay`: seconds between two attempts.
+    /// `--address`: other addresses of the same subsystem, to be used when the URL's does not answer.
+    pub addresses: Vec<HostPort>,
+    /// `--discover`: the URL's address is that of a discovery controller, which knows where the subsystem is.
+    pub discover: bool,
+    /// `--reconnect-delay`: the longest pause between two attempts, in seconds.
     pub reconnect_delay: ReconnectDelay,
     /// `--ctrl-loss-tmo`: how long I/O waits for a lost target before it fails.
     pub ctrl_loss_tmo: CtrlLossTimeout,
+    /// `--fast-io-fail-tmo`: how long I/O waits for a lost target before it fails, while the target is still tried.
+    pub fast_io_fail_tmo: FastIoFailTimeout,
+    /// `--io-timeout`: how long a command may take before it is aborted, in seconds.
+    pub io_timeout: IoTimeout,
     /// `--crc`: CRC of iWARP; the URL's `crc=` goes before it.
     pub crc: Crc,
     /// `--poll`: how long a reactor spins before it sleeps.
@@ -40,7 +48,11 @@ impl Default for ConnectOptions {
             queue_size: QueueSize::DEFAULT,
             keep_alive_tmo: KeepAlive::default(),
             reconnect_delay: ReconnectDelay::default(),
+            addresses: Vec::new(),
+            discover: false,
             ctrl_loss_tmo: CtrlLossTimeout::default(),
+            fast_io_fail_tmo: FastIoFailTimeout::default(),
+            io_timeout: IoTimeout::default(),
             crc: Crc::default(),
             poll: PollBudget::default(),
             nbd_mode: NbdMode::default(),
@@ -90,6 +102,43 @@ impl fmt::Display for CtrlLossTimeout {
         match self {
             Self::Never => f.write_str("-1"),
             Self::After(time) => time.as_secs().fmt(f),
+        }
+    }
+}
+
+/// How long I/O waits for a lost target before it fails, while reconnecting goes on (`fast_io_fail_tmo`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FastIoFailTimeout {
+    /// As long as the volume is not given up: `-1`, nvme-cli's default too.
+    #[default]
+    Off,
+    /// So long; zero fails at once.
+    After(Duration),
+}
+
+/// A text that is no [`FastIoFailTimeout`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is not a fast I/O fail timeout: write seconds up to 2147483647, 0 to fail at once, or -1 to wait as long as ctrl_loss_tmo says"
+)]
+pub struct FastIoFailTimeoutError(pub String);
+
+impl FromStr for FastIoFailTimeout {
+    type Err = FastIoFailTimeoutError;
+
+    fn from_str(text: &str) -> Result<Self, FastIoFailTimeoutError> {
+        match text.parse().map_err(|_| FastIoFailTimeoutError(text.to_owned()))? {
+            CtrlLossTimeout::Never => Ok(Self::Off),
+            CtrlLossTimeout::After(time) => Ok(Self::After(time)),
+        }
+    }
+}
+
+impl fmt::Display for FastIoFailTimeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Off => CtrlLossTimeout::Never.fmt(f),
+            Self::After(time) => CtrlLossTimeout::After(time).fmt(f),
         }
     }
 }
@@ -148,6 +197,8 @@ mod tests {
         assert_eq!(options.keep_alive_tmo.get(), 5);
         assert_eq!(options.reconnect_delay.get(), 2);
         assert_eq!(options.ctrl_loss_tmo.to_string(), "600");
+        assert_eq!(options.fast_io_fail_tmo.to_string(), "-1");
+        assert_eq!(options.io_timeout.get(), 120);
         assert_eq!(options.nbd_mode.to_string(), "0600");
         assert_eq!(options.nr_io_queues.get(), Reactors::default().get());
         assert!(!options.nbd_allow_remote && !options.read_only && options.export_name.is_empty());
@@ -172,6 +223,16 @@ mod tests {
                 )
             );
         }
+    }
+
+    #[test]
+    fn fast_io_fail_timeout_is_seconds_or_off() {
+        for (text, expected) in [("-1", FastIoFailTimeout::Off), ("0", FastIoFailTimeout::After(Duration::ZERO))] {
+            let timeout: FastIoFailTimeout = text.parse().unwrap();
+            assert_eq!((timeout, timeout.to_string().as_str()), (expected, text));
+        }
+        let refusal = "off".parse::<FastIoFailTimeout>().unwrap_err().to_string();
+        assert!(refusal.starts_with("`off` is not a fast I/O fail timeout"), "{refusal}");
     }
 
     #[test]

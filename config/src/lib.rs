@@ -21,8 +21,12 @@ mod usage;
 mod yaml;
 
 pub use address::{Host, HostPort, HostPortError};
-pub use bounded::{Controllers, InCapsule, IoQueues, KeepAlive, OutOfRange, PoolMemory, QueueSize, Reactors, ReconnectDelay, TargetNsid};
-pub use connect::{ConnectOptions, CtrlLossTimeout, CtrlLossTimeoutError, NbdMode, NbdModeError};
+pub use bounded::{
+    Controllers, InCapsule, IoQueues, IoTimeout, KeepAlive, OutOfRange, PoolMemory, QueueSize, Reactors, ReconnectDelay, TargetNsid,
+};
+pub use connect::{
+    ConnectOptions, CtrlLossTimeout, CtrlLossTimeoutError, FastIoFailTimeout, FastIoFailTimeoutError, NbdMode, NbdModeError,
+};
 pub use endpoint::{NBD_PORT, NbdEndpoint, NbdEndpointError};
 pub use export::{Export, ExportError};
 pub use godwit_nvme::{Nqn, NqnError};

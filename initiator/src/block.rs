@@ -117,6 +117,9 @@ pub enum BlockError {
     /// It was [abandoned](BlockQueue::abandon) before it was sent.
     #[error("abandoned before it was sent")]
     Abandoned,
+    /// The target has been away for longer than operations are to wait (`fast_io_fail_tmo`).
+    #[error("the target is away")]
+    TargetAway,
     /// The volume was given up.
     #[error("the volume is gone")]
     VolumeGone,

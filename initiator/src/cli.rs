@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use godwit_config::{
-    ConnectOptions, Crc, CtrlLossTimeout, IoQueues, KeepAlive, NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay,
-    Url,
+    ConnectOptions, Crc, CtrlLossTimeout, FastIoFailTimeout, HostPort, HostPortError, IoQueues, IoTimeout, KeepAlive, NVME_PORT,
+    NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Url,
 };
 use uuid::Uuid;
 
@@ -123,13 +123,29 @@ pub struct ConnectArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = ConnectOptions::default().keep_alive_tmo)]
     pub keep_alive_tmo: KeepAlive,
 
-    /// Between two attempts to reconnect, in seconds
+    /// Another address of the same subsystem, to go to when the first does not answer; can be given several times
+    #[arg(long = "address", value_name = "HOST[:PORT]", value_parser = target_address, conflicts_with = "discover")]
+    pub addresses: Vec<HostPort>,
+
+    /// Ask the target for the addresses of the subsystem, at first and when none that is known answers
+    #[arg(long)]
+    pub discover: bool,
+
+    /// The longest pause between two attempts to reconnect, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = ConnectOptions::default().reconnect_delay)]
     pub reconnect_delay: ReconnectDelay,
 
     /// How long I/O waits for a lost target before it fails, in seconds; 0 fails at once, -1 waits for ever
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = ConnectOptions::default().ctrl_loss_tmo)]
     pub ctrl_loss_tmo: CtrlLossTimeout,
+
+    /// How long I/O waits for a lost target before it fails while the target is still tried, in seconds; -1 never
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = ConnectOptions::default().fast_io_fail_tmo)]
+    pub fast_io_fail_tmo: FastIoFailTimeout,
+
+    /// How long a command may take before it is aborted, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = ConnectOptions::default().io_timeout)]
+    pub io_timeout: IoTimeout,
 
     /// CRC of iWARP: on or off; the address's crc= goes before it
     #[arg(long, value_name = "SWITCH", default_value_t = ConnectOptions::default().crc)]
@@ -168,7 +184,11 @@ impl ConnectArgs {
             queue_size: self.queue_size,
             keep_alive_tmo: self.keep_alive_tmo,
             reconnect_delay: self.reconnect_delay,
+            addresses: self.addresses.clone(),
+            discover: self.discover,
             ctrl_loss_tmo: self.ctrl_loss_tmo,
+            fast_io_fail_tmo: self.fast_io_fail_tmo,
+            io_timeout: self.io_timeout,
             crc: self.crc,
             poll: self.poll,
             nbd_mode: self.nbd_mode,
@@ -177,6 +197,10 @@ impl ConnectArgs {
             read_only: self.read_only,
         }
     }
+}
+
+fn target_address(text: &str) -> Result<HostPort, HostPortError> {
+    HostPort::parse(text, NVME_PORT)
 }
 
 #[cfg(test)]
@@ -212,6 +236,14 @@ mod tests {
         assert_eq!(of("-1").unwrap(), CtrlLossTimeout::Never);
         assert_eq!(of("0").unwrap(), CtrlLossTimeout::After(Duration::ZERO));
         assert!(of("-2").is_err());
+    }
+
+    #[test]
+    fn further_addresses_have_the_port_of_nvme() {
+        let args = connect(&["--nbd", "unix:/s", "--address", "192.0.2.7", "--address", "[::1]:7"]).unwrap();
+        let addresses: Vec<_> = args.options().addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(addresses, ["192.0.2.7:4420", "[::1]:7"]);
+        assert!(connect(&["--nbd", "unix:/s", "--address", "192.0.2.7", "--discover"]).is_err());
     }
 
     #[test]

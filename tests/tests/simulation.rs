@@ -82,7 +82,14 @@ fn the_same_seed_gives_the_same_run() {
 fn a_write_that_the_network_held_back_never_lands_after_a_newer_one() {
     each(&seeds(60), |seed| {
         let (io_timeout, keep_alive) = (Duration::from_secs(2), Duration::from_secs(15));
-        let options = Options { blocks: 6, io_timeout, keep_alive, scarce_buffers: false, ..Options::draw(&mut Random::new(seed)) };
+        let options = Options {
+            blocks: 6,
+            io_timeout,
+            abort_timeout: Duration::ZERO,
+            keep_alive,
+            scarce_buffers: false,
+            ..Options::draw(&mut Random::new(seed))
+        };
         let mut simulation = Simulation::start(seed, &options);
         let mut random = Random::new(!seed);
         for _ in 0..3 {

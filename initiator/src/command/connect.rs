@@ -1,21 +1,22 @@
 //! `godwit connect`: attaches a namespace and serves it until a signal comes.
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use godwit_config::{ConnectOptions, CtrlLossTimeout, NbdEndpoint, PoolMemory};
+use godwit_config::{ConnectOptions, Crc, CtrlLossTimeout, FastIoFailTimeout, Fpdu, HostPort, NbdEndpoint, PoolMemory, Transport, Url};
 use godwit_memory::Layout;
 use godwit_nvme::{Nsid, QueueSize};
+use godwit_rdma::FpduSize;
 
 use super::{Failure, discover, endpoints, names, print};
 use crate::cli::ConnectArgs;
 use crate::control::{Service, ServiceError, serve};
-use crate::host::{Endpoint, LossTimeout, Names, VolumeInfo, VolumeSettings, VolumeStatus};
+use crate::host::{Address, LossTimeout, Names, Resolver, VolumeInfo, VolumeSettings, VolumeStatus};
 use crate::socket;
 use crate::worker::WorkerConfig;
 
-/// How long a command may be without an answer before the association is given up. It is for a command that the target forgot: a dead connection is for
-/// the Keep Alive to find, and a backend that stalls, even for longer than the 30 s of the Linux host, is slow and not lost.
-const IO_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a command that was to be aborted may still take before the association is given up.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
     let options = args.options();
@@ -27,11 +28,10 @@ pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
         )));
     };
     socket::check(nbd).map_err(|error| Failure::Failed(error.to_string()))?;
-    let endpoints = endpoints(&args.url, options.crc)?;
     let names = names(&args.host, subsystem.clone())?;
     let reactors = usize::from(args.reactors.get());
     let service = Service {
-        volume: volume(args, &options, endpoints.clone(), names.clone())?,
+        volume: volume(args, &options, names.clone())?,
         io_queues: io_queues(&options, reactors),
         reactors,
         worker: WorkerConfig {
@@ -42,7 +42,7 @@ pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
         nbd_mode: options.nbd_mode,
         export_name: options.export_name.clone(),
     };
-    serve(&service, print_ready).map_err(|error| explain(error, &endpoints, names))
+    serve(&service, print_ready).map_err(|error| explain(error, args, &options, names))
 }
 
 /// A queue lives on one reactor, and a second one there would only split its depth.
@@ -69,22 +69,49 @@ fn nbd_endpoint(args: &ConnectArgs) -> Result<&NbdEndpoint, Failure> {
     Ok(nbd)
 }
 
-fn volume(args: &ConnectArgs, options: &ConnectOptions, endpoints: Vec<Endpoint>, names: Names) -> Result<VolumeSettings, Failure> {
+/// An address to which the options of the URL apply.
+fn address(url: &Url, host: &HostPort, crc: Crc) -> Address {
+    Address {
+        transport: match url.transport {
+            Transport::Iwarp => godwit_rdma::Transport::Iwarp,
+            Transport::Rdma => godwit_rdma::Transport::Rdma,
+        },
+        host: host.clone(),
+        crc: url.crc.unwrap_or(crc) == Crc::On,
+        fpdu: match url.fpdu {
+            Fpdu::Large => FpduSize::Large,
+            Fpdu::Mss => FpduSize::Segment,
+        },
+    }
+}
+
+fn volume(args: &ConnectArgs, options: &ConnectOptions, names: Names) -> Result<VolumeSettings, Failure> {
     let entries = u32::from(options.queue_size.get());
     let queue_size = QueueSize::new(entries).ok_or_else(|| Failure::Usage(format!("{entries} is not a queue size")))?;
+    let first = address(&args.url, &args.url.address, options.crc);
+    let (mut addresses, discovery) = if options.discover { (Vec::new(), Some(first)) } else { (vec![first], None) };
+    addresses.extend(options.addresses.iter().map(|host| address(&args.url, host, options.crc)));
     Ok(VolumeSettings {
         name: names.subsystem.to_string(),
-        endpoints,
+        addresses,
+        discovery,
+        resolver: Resolver::default(),
         names,
         nsid: args.url.nsid.map(Nsid::new),
         keep_alive: Duration::from_secs(options.keep_alive_tmo.get().into()),
         queue_size,
         reconnect_delay: Duration::from_secs(options.reconnect_delay.get().into()),
+        seed: RandomState::new().hash_one(()),
         loss_timeout: match options.ctrl_loss_tmo {
             CtrlLossTimeout::Never => LossTimeout::Never,
             CtrlLossTimeout::After(after) => LossTimeout::After(after),
         },
-        io_timeout: IO_TIMEOUT,
+        fast_io_fail: match options.fast_io_fail_tmo {
+            FastIoFailTimeout::Off => None,
+            FastIoFailTimeout::After(after) => Some(after),
+        },
+        io_timeout: Duration::from_secs(options.io_timeout.get().into()),
+        abort_timeout: ABORT_TIMEOUT,
         read_only: options.read_only,
         status: VolumeStatus::new(io_queues(options, usize::from(args.reactors.get()))),
     })
@@ -100,13 +127,13 @@ fn print_ready(uri: &str, info: &VolumeInfo) {
 }
 
 /// The error, with what the target has instead where that helps.
-fn explain(error: ServiceError, endpoints: &[Endpoint], names: Names) -> Failure {
+fn explain(error: ServiceError, args: &ConnectArgs, options: &ConnectOptions, names: Names) -> Failure {
     if matches!(&error, ServiceError::Host(error) if error.is_unknown_host()) {
         return Failure::Failed(format!("{error}: {}", names.host));
     }
     let unknown = matches!(&error, ServiceError::Host(error) if error.is_unknown_subsystem());
     let mut text = error.to_string();
-    if unknown && let Some(&endpoint) = endpoints.first() {
+    if unknown && let Some(&endpoint) = endpoints(&args.url, options.crc).unwrap_or_default().first() {
         let offered = discover::offered(endpoint, names);
         match offered.as_deref() {
             Ok([]) => text.push_str("; it offers none to this host"),

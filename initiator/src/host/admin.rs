@@ -15,7 +15,7 @@ use super::error::HostError;
 use super::queue::{Endpoint, disconnected, in_words, keyed, rejected};
 use super::slots::Slots;
 
-/// Commands at a time: one of a script, one Keep Alive, one Asynchronous Event Request, one that reads a log after an event.
+/// Commands at a time: one of a script, one Keep Alive, one Asynchronous Event Request, one that reads a log after an event, one Abort.
 const COMMANDS: usize = 8;
 
 /// Buffers set aside, so that no admin command waits behind I/O: for a script, and for a log page.
@@ -38,6 +38,8 @@ pub(crate) enum Purpose {
     AsyncEvent,
     /// What an event is followed by.
     Follow,
+    /// Abort of an I/O command that is overdue.
+    Abort,
 }
 
 #[derive(Debug)]
@@ -103,15 +105,34 @@ impl AdminQueue {
         endpoint: &Endpoint,
         buffers: Rc<Reservation>,
     ) -> Result<Self, HostError> {
+        let (qp, request) = Self::request(reactor, fabric, endpoint, COMMANDS)?;
+        Ok(Self { qp, address: endpoint.address, request, commands: Slots::new(COMMANDS), buffers, leaving: false })
+    }
+
+    /// Opens the connection of an admin queue that will send nothing, to see whether a target listens.
+    ///
+    /// # Errors
+    ///
+    /// Those that show at once.
+    pub(crate) fn knock<R: Reactor>(reactor: &mut R, fabric: &mut Fabric, endpoint: &Endpoint) -> Result<QpId, HostError> {
+        Self::request(reactor, fabric, endpoint, 1).map(|(qp, _)| qp)
+    }
+
+    fn request<R: Reactor>(
+        reactor: &mut R,
+        fabric: &mut Fabric,
+        endpoint: &Endpoint,
+        commands: usize,
+    ) -> Result<(QpId, QueueRequest), HostError> {
         let size = QueueSize::new(ADMIN_QUEUE_ENTRIES).expect("within bounds");
         // Before Connect there is no controller yet; the kernel's host sends 0.
         let request = QueueRequest::new(Qid::ADMIN, size, Cntlid::new(0));
         let config = QpConfig {
-            send_depth: COMMANDS,
-            receive_depth: COMMANDS,
+            send_depth: commands,
+            receive_depth: commands,
             header_bytes: Cqe::LEN_BYTES,
             data_bytes: 0,
-            regions: COMMANDS,
+            regions: commands,
             inbound_reads: INBOUND_READS,
             outbound_reads: 0,
             crc: endpoint.crc,
@@ -120,7 +141,7 @@ impl AdminQueue {
         let qp = fabric
             .connect(reactor, endpoint.transport, endpoint.address, &config, &request.to_wire())
             .map_err(|error| HostError::Connection(format!("cannot connect to {}: {}", endpoint.address, in_words(&error))))?;
-        Ok(Self { qp, address: endpoint.address, request, commands: Slots::new(COMMANDS), buffers, leaving: false })
+        Ok((qp, request))
     }
 
     /// Whether a completion is this queue's.
@@ -191,7 +212,7 @@ impl AdminQueue {
             let after = match pending.purpose {
                 Purpose::AsyncEvent => return None,
                 Purpose::KeepAlive => keep_alive,
-                Purpose::Script | Purpose::Follow => COMMAND_TIMEOUT,
+                Purpose::Script | Purpose::Follow | Purpose::Abort => COMMAND_TIMEOUT,
             };
             (now.since(pending.sent_at) >= after).then_some(HostError::Timeout { command: pending.name, after })
         })

@@ -1,7 +1,9 @@
 //! Discovery: what a target offers to this host.
 
+use std::rc::Rc;
 use std::time::Duration;
 
+use godwit_memory::Reservation;
 use godwit_nvme::log::{DiscoveryEntry, DiscoveryHeader};
 use godwit_nvme::sqe::GetLogPage;
 use godwit_nvme::{Cid, Cqe, DwordCount, LogId, Nqn, QueueSize, Sqe};
@@ -164,10 +166,32 @@ impl Discovery {
         settings: DiscoverySettings,
         tokens: TokenSpace,
     ) -> Result<Self, HostError> {
+        let buffers = AdminQueue::set_aside(reactor.pool())?;
+        Self::start_with(reactor, fabric, settings, tokens, buffers)
+    }
+
+    /// Begins, with buffers that were set aside for an admin queue.
+    pub(crate) fn start_with<R: Reactor>(
+        reactor: &mut R,
+        fabric: &mut Fabric,
+        settings: DiscoverySettings,
+        tokens: TokenSpace,
+        buffers: Rc<Reservation>,
+    ) -> Result<Self, HostError> {
         let names = Names { subsystem: Nqn::discovery(), ..settings.names };
-        let admin = AdminQueue::connect(reactor, fabric, &settings.endpoint, AdminQueue::set_aside(reactor.pool())?)?;
+        let admin = AdminQueue::connect(reactor, fabric, &settings.endpoint, buffers)?;
         let deadline = reactor.set_timer(reactor.now() + TIMEOUT, tokens.control(ControlTimer::State));
         Ok(Self { tokens, admin: Some(admin), script: DiscoveryScript::new(names), next: None, deadline, outcome: None })
+    }
+
+    /// Whether a completion is its own.
+    pub(crate) fn owns(&self, qp: QpId) -> bool {
+        self.admin.as_ref().is_some_and(|admin| admin.owns(qp))
+    }
+
+    /// Ends it where it stands.
+    pub(crate) fn abandon<R: Reactor>(mut self, reactor: &mut R, fabric: &mut Fabric) {
+        self.drop_admin(reactor, fabric);
     }
 
     /// What came of it, once it is over and the connection closed.

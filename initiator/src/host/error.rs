@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use godwit_nvme::cm::{QueueReject, QueueRequest};
 use godwit_nvme::identify::{ControllerError, NamespaceError};
-use godwit_nvme::{ConnectRefusal, InvalidParameter, Nsid, Status, StatusCode};
+use godwit_nvme::{ConnectRefusal, InvalidParameter, Nqn, Nsid, Status, StatusCode};
 
 use super::identity::IdentityChange;
 
@@ -14,6 +14,22 @@ pub enum HostError {
     /// The connection could not be made, or ended.
     #[error("{0}")]
     Connection(String),
+    /// The name of the target has no address.
+    #[error("cannot find the address of {host}: {reason}; correct the name, or write an address")]
+    Lookup {
+        /// The name, with the port.
+        host: String,
+        /// What the resolver says.
+        reason: String,
+    },
+    /// The discovery controller does not know the subsystem.
+    #[error("the discovery controller at {at} names no address of {nqn} for this host (`godwit discover` lists what it has)")]
+    NotDiscovered {
+        /// The subsystem.
+        nqn: Nqn,
+        /// Whom we asked.
+        at: String,
+    },
     /// The target refused the RDMA connection.
     #[error("{}", .reject.explain(.request))]
     Rejected {
@@ -140,6 +156,11 @@ impl HostError {
     /// Whether the target does not allow this host.
     pub fn is_unknown_host(&self) -> bool {
         matches!(self, Self::Refused(ConnectRefusal { status, .. }) if status.code == StatusCode::CONNECT_INVALID_HOST)
+    }
+
+    /// Whether the target refuses Connect, and says that it will whenever it is asked (DNR).
+    pub fn is_refused_for_good(&self) -> bool {
+        matches!(self, Self::Refused(refusal) if refusal.status.dnr)
     }
 
     /// Whether no later attempt can help.

@@ -11,6 +11,20 @@
 //!   keep alive) looks once a timeout whether there was one: two timeouts after the last thing that we sent. (Our own target gives it up sooner: see the
 //!   module `keep_alive` there.) To either comes a grace for rounding and for clocks that differ.
 //!
+//! It makes no difference whether the next association is made at the same address or at another one: addresses are doors of one target, and what the old
+//! association left may come in by any of them until it is dead.
+//!
+//! Within an association a command is sent again only after it was answered, be it that the target aborted it: one that was answered changes nothing any more.
+//! A command that is overdue is not sent again beside its first copy; if an Abort does not end it the association does, and then all of the above holds.
+//!
+//! Replayed is in the order of submission, queue by queue, and nothing that is submitted later goes before it. Between queues there is no order, and none is
+//! needed: two operations whose order matters to their user are not under way together. A flush, in particular, is to cover what was acknowledged before
+//! it was submitted; that was answered on the old association and is not replayed, so that a flush covers it whenever it is sent (unless the target lost its
+//! power meanwhile: see the module `ledger`). What is replayed beside the flush was not acknowledged when it was submitted.
+//!
+//! An operation that fails because it waited too long (`fast_io_fail_tmo`, `ctrl_loss_tmo`) may still be carried out by the old association. Whatever its user
+//! does next cannot be overtaken by it: until the old association is dead at the target nothing is sent at all.
+//!
 //! What this cannot see: bytes that our kernel still retransmits after we closed the socket. They arrive before the target's timer runs out, and are
 //! carried out before anything is sent again, or after, and meet a closed connection. With traffic based keep alive a network that lets single
 //! commands through while it loses the end of the stream could prolong the association beyond our reckoning. And a command that a foreign target has

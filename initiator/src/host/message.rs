@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
-use godwit_nvme::{Cntlid, Nsid, Qid, QueueSize};
+use godwit_nvme::{Cid, Cntlid, Nsid, Qid, QueueSize};
 
 use super::error::HostError;
 use super::fence::QueueEnd;
@@ -12,6 +13,7 @@ use super::identity::VolumeIdentity;
 use super::queue::Endpoint;
 use super::retry::RetryDelays;
 use super::status::VolumeStatus;
+use super::volume::Resolved;
 use crate::block::Geometry;
 
 /// The sending end of a channel whose receiver sleeps in a reactor, or wherever else.
@@ -79,6 +81,8 @@ pub(crate) struct Join {
     /// Data of Connect.
     pub(crate) connect_data: Vec<u8>,
     pub(crate) access: IoAccess,
+    /// How long an Abort may take to have an effect.
+    pub(crate) abort_timeout: Duration,
     /// Where the queue counts.
     pub(crate) status: Arc<VolumeStatus>,
 }
@@ -97,6 +101,8 @@ pub(crate) enum Order {
     Leave(AssociationId),
     /// The volume has changed its size.
     Resize(Geometry),
+    /// The target has been away for so long that operations do not wait for it any more.
+    FailFast,
     /// The volume is gone for good.
     GiveUp,
 }
@@ -118,6 +124,10 @@ pub(crate) enum News {
     Failed(HostError),
     /// It has left, or could not join.
     Down(QueueEnd, HostError),
+    /// A command is overdue: it is to be aborted.
+    Overdue(Cid),
+    /// Not of a queue, but of the resolver.
+    Resolved(Resolved),
 }
 
 /// From a volume to whoever runs it.
@@ -155,7 +165,6 @@ pub struct VolumeInfo {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use std::time::Duration;
 
     /// A volume of 1000 blocks of 4096 bytes.
     pub(crate) fn access() -> IoAccess {

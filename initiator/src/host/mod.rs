@@ -35,7 +35,7 @@ pub(crate) use queue::in_words;
 pub use reconnect::LossTimeout;
 pub use status::{ControlStatus, Flow, Latency, QueueStatus, VolumeState, VolumeStatus};
 pub use thread::VolumeThread;
-pub use volume::{VolumeControl, VolumeSettings};
+pub use volume::{Address, Resolver, VolumeControl, VolumeSettings};
 
 use io_queue::QueueTimer;
 use volume::ControlTimer;
@@ -57,8 +57,15 @@ enum VolumeTimer {
     Queue(QueueTimer),
 }
 
-const CONTROL_TIMERS: [ControlTimer; 5] =
-    [ControlTimer::Attempt, ControlTimer::State, ControlTimer::Script, ControlTimer::KeepAlive, ControlTimer::Loss];
+const CONTROL_TIMERS: [ControlTimer; ControlTimer::COUNT] = [
+    ControlTimer::Attempt,
+    ControlTimer::State,
+    ControlTimer::Script,
+    ControlTimer::KeepAlive,
+    ControlTimer::Loss,
+    ControlTimer::FailFast,
+    ControlTimer::Probe,
+];
 const QUEUE_TIMERS: [QueueTimer; 3] = [QueueTimer::Link, QueueTimer::Watch, QueueTimer::Retry];
 
 impl TokenSpace {

@@ -63,6 +63,8 @@ pub(crate) struct Sent {
     /// Its buffer, once it is back from the Send or the region.
     pub(crate) buffer: Option<Buffer>,
     pub(crate) send_done: bool,
+    /// Whether it was found to be overdue.
+    pub(crate) overdue: bool,
     pub(crate) status: Option<Status>,
 }
 

@@ -58,6 +58,12 @@ impl<T> Slots<T> {
         Cid::new((slot.use_count << INDEX_BITS) | index)
     }
 
+    /// The command identifier that a slot in use was last given.
+    pub(crate) fn name_of(&self, index: u16) -> Option<Cid> {
+        let slot = self.slots.get(usize::from(index)).filter(|slot| slot.value.is_some())?;
+        Some(Cid::new((slot.use_count << INDEX_BITS) | index))
+    }
+
     /// The slot that a command identifier names now.
     pub(crate) fn find(&self, cid: Cid) -> Option<u16> {
         let index = cid.get() & ((1 << INDEX_BITS) - 1);

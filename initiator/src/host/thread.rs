@@ -36,6 +36,7 @@ impl VolumeThread {
         to_control: Mailbox<FromQueue>,
         io_timeout: Duration,
     ) -> Self {
+        let control = control.map(|control| control.with_mailbox(to_control.clone()));
         Self { tokens, index, control, queue: None, orders, to_control, io_timeout }
     }
 
@@ -95,7 +96,7 @@ impl VolumeThread {
         if let Some(queue) = self.queue.as_mut().filter(|queue| queue.owns(qp)) {
             queue.on_completion(reactor, fabric, completion);
         } else if let Some(control) = self.control.as_mut().filter(|control| control.owns(qp)) {
-            control.on_completion(reactor, fabric, completion);
+            control.on_completion(reactor, fabric, qp, completion);
         } else {
             return Err(completion);
         }
@@ -140,6 +141,11 @@ impl VolumeThread {
             Order::Resize(geometry) => {
                 if let Some(queue) = &mut self.queue {
                     queue.resize(geometry);
+                }
+            }
+            Order::FailFast => {
+                if let Some(queue) = &mut self.queue {
+                    queue.fail_fast();
                 }
             }
             Order::GiveUp => {

@@ -12,7 +12,7 @@ mod target;
 
 use std::time::Duration;
 
-use godwit_initiator::host::{Endpoint, LossTimeout, Names, VolumeEvent, VolumeSettings, VolumeStatus};
+use godwit_initiator::host::{Endpoint, LossTimeout, Names, Resolver, VolumeEvent, VolumeSettings, VolumeStatus};
 use godwit_memory::{ClassLayout, Layout};
 use godwit_nvme::{HostId, Nqn, Nsid, QueueSize};
 use godwit_rdma::{FpduSize, Transport};
@@ -44,6 +44,8 @@ pub struct Options {
     pub keep_alive: Duration,
     /// How long a command may take before the initiator gives its association up.
     pub io_timeout: Duration,
+    /// How long it may take from then on, after it was to be aborted.
+    pub abort_timeout: Duration,
     /// Until a lost volume is given up.
     pub loss_timeout: LossTimeout,
     /// Whether iWARP checks its frames.
@@ -64,6 +66,7 @@ impl Options {
             queues,
             keep_alive: Duration::from_secs(if random.below(4) == 0 { 15 } else { 5 }),
             io_timeout,
+            abort_timeout: Duration::from_secs(random.below(3)),
             loss_timeout: LossTimeout::Never,
             crc: random.below(4) == 0,
             scarce_buffers: random.below(3) == 0,
@@ -109,7 +112,11 @@ impl Simulation {
         target.start();
         let settings = VolumeSettings {
             name: "simulated".to_owned(),
-            endpoints: vec![Endpoint { transport: Transport::Iwarp, address: target.address, crc: options.crc, fpdu: FpduSize::Large }],
+            addresses: vec![
+                Endpoint { transport: Transport::Iwarp, address: target.address, crc: options.crc, fpdu: FpduSize::Large }.into(),
+            ],
+            discovery: None,
+            resolver: Resolver::default(),
             names: Names {
                 subsystem: Nqn::new(SUBSYSTEM).expect("a sound name"),
                 host: Nqn::new("nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555").expect("a sound name"),
@@ -119,8 +126,11 @@ impl Simulation {
             keep_alive: options.keep_alive,
             queue_size: QueueSize::new(32).expect("not zero"),
             reconnect_delay: Duration::from_millis(500),
+            seed,
+            fast_io_fail: None,
             loss_timeout: options.loss_timeout,
             io_timeout: options.io_timeout,
+            abort_timeout: options.abort_timeout,
             read_only: false,
             status: VolumeStatus::new(options.queues),
         };

@@ -73,6 +73,7 @@ impl IoQueue {
             && association == self.association
         {
             self.link = Link::Live { qp };
+            self.failing = false;
             self.last_sent = reactor.now();
         }
     }
@@ -94,6 +95,21 @@ impl IoQueue {
                 self.drop_link(reactor, fabric);
                 self.tell(News::Down(QueueEnd::HARMLESS, HostError::Connection(Disconnect::Closed.to_string())));
             }
+        }
+    }
+
+    /// Operations do not wait any more: those that are here fail, and those to come, until an association is live again. What the old association still has
+    /// fails once it is taken back; nothing else is sent before that one is dead at the target, so that it cannot land after something newer.
+    pub(crate) fn fail_fast(&mut self) {
+        if !matches!(self.link, Link::Live { .. } | Link::Gone) {
+            self.failing = true;
+            self.fail_waiting();
+        }
+    }
+
+    pub(super) fn fail_waiting(&mut self) {
+        while let Some(index) = self.waiting.pop_front() {
+            self.end_here(index, Err(BlockError::TargetAway));
         }
     }
 

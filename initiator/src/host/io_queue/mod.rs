@@ -80,7 +80,10 @@ pub struct IoQueue {
     tokens: TokenSpace,
     control: Mailbox<FromQueue>,
     io_timeout: Duration,
+    abort_timeout: Duration,
     status: Arc<VolumeStatus>,
+    /// The target has been away for too long: operations fail instead of waiting.
+    failing: bool,
     link: Link,
     /// Where the target is.
     address: SocketAddr,
@@ -119,7 +122,9 @@ impl IoQueue {
             tokens,
             control,
             io_timeout,
+            abort_timeout: join.abort_timeout,
             status: Arc::clone(&join.status),
+            failing: false,
             link: Link::Down,
             address: join.endpoint.address,
             association: AssociationId::default(),
@@ -228,6 +233,8 @@ impl<R: Reactor> BlockQueue<R> for IoQueue {
         let index = self.operations.insert(operation).expect("a slot is free, as was checked");
         if matches!(self.link, Link::Gone) {
             self.end_here(index, Err(BlockError::VolumeGone));
+        } else if self.failing {
+            self.end_here(index, Err(BlockError::TargetAway));
         } else {
             self.waiting.push_back(index);
         }

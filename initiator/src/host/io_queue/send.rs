@@ -9,6 +9,7 @@ use godwit_reactor::{Reactor, Time};
 use super::{IoQueue, Link, QueueTimer};
 use crate::block::BlockError;
 use crate::host::error::HostError;
+use crate::host::message::News;
 use crate::host::operation::{Action, Operation, Place, Sent};
 use crate::host::queue::keyed;
 
@@ -63,7 +64,7 @@ impl IoQueue {
             }
         }
         operation.was_sent = true;
-        operation.place = Place::Sent(Sent { at: now, rkey, buffer: None, send_done: false, status: None });
+        operation.place = Place::Sent(Sent { at: now, rkey, buffer: None, send_done: false, overdue: false, status: None });
         let cid = self.operations.name(index);
         fabric.post_send(qp, WorkId(cid.get().into()), sqe.with_cid(cid).as_bytes(), buffer, None);
         self.in_flight += 1;
@@ -112,16 +113,34 @@ impl IoQueue {
         for index in lost {
             self.end_here(index, Err(BlockError::Io));
         }
+        if self.failing {
+            self.fail_waiting();
+        }
     }
 
-    /// Checks the age of what is in flight.
+    /// Checks the age of what is in flight: what is overdue is aborted, and if that is of no avail the connection ends.
     pub(crate) fn on_watch_timer<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
         self.watch_timer = None;
         let now = reactor.now();
-        let after = self.io_timeout;
-        let overdue = self.operations.iter().any(|(_, operation)| operation.is_unanswered_since(now, after));
-        if overdue && matches!(self.link, Link::Live { .. }) {
-            self.fail(reactor, fabric, HostError::Timeout { command: "an I/O command", after });
+        if !matches!(self.link, Link::Live { .. }) {
+            return;
+        }
+        let after = self.io_timeout + self.abort_timeout;
+        let of_no_avail = self.operations.iter().any(|(_, operation)| operation.is_unanswered_since(now, after));
+        if of_no_avail {
+            return self.fail(reactor, fabric, HostError::Timeout { command: "an I/O command", after });
+        }
+        let mut overdue = None;
+        for (index, operation) in self.operations.iter_mut() {
+            if let Place::Sent(sent @ Sent { status: None, overdue: false, .. }) = &mut operation.place
+                && now.since(sent.at) >= self.io_timeout
+            {
+                sent.overdue = true;
+                overdue = overdue.or(Some(index));
+            }
+        }
+        if let Some(cid) = overdue.and_then(|index| self.operations.name_of(index)) {
+            self.tell(News::Overdue(cid));
         }
     }
 

@@ -1,5 +1,7 @@
 //! The host on io_uring and loopback, against a target that is made for it.
 
+mod paths;
+mod patience;
 mod proxy;
 mod target;
 
@@ -13,8 +15,8 @@ use godwit_rdma::{Fabric, FpduSize, Transport};
 use godwit_reactor::{Event, PollBudget, Reactor, Uring, UringConfig};
 
 use super::{
-    Endpoint, HostError, LossTimeout, Mailbox, Names, TokenSpace, VolumeControl, VolumeEvent, VolumeInfo, VolumeSettings, VolumeState,
-    VolumeStatus, VolumeThread,
+    Address, Endpoint, HostError, LossTimeout, Mailbox, Names, Resolver, TokenSpace, VolumeControl, VolumeEvent, VolumeInfo,
+    VolumeSettings, VolumeState, VolumeStatus, VolumeThread,
 };
 use crate::block::{BlockDone, BlockError, BlockOp, BlockQueue, Ticket};
 use proxy::Proxy;
@@ -24,7 +26,7 @@ struct World {
     reactor: Uring,
     fabric: Fabric,
     target: FakeTarget,
-    volume: VolumeThread,
+    volume: Option<VolumeThread>,
     status: Arc<VolumeStatus>,
     events: Receiver<VolumeEvent>,
     seen: Vec<VolumeEvent>,
@@ -38,7 +40,14 @@ struct Options {
     queue_size: u32,
     nsid: Option<u32>,
     io_timeout: Duration,
+    abort_timeout: Duration,
+    fast_io_fail: Option<Duration>,
+    reconnect_delay: Duration,
     through_proxy: bool,
+    /// Instead of the target's.
+    addresses: Vec<Address>,
+    discovery: bool,
+    resolver: Resolver,
 }
 
 impl Default for Options {
@@ -49,7 +58,13 @@ impl Default for Options {
             queue_size: 32,
             nsid: None,
             io_timeout: Duration::from_secs(30),
+            abort_timeout: Duration::ZERO,
+            fast_io_fail: None,
+            reconnect_delay: Duration::from_millis(200),
             through_proxy: false,
+            addresses: Vec::new(),
+            discovery: false,
+            resolver: Resolver::default(),
         }
     }
 }
@@ -58,6 +73,10 @@ const LONG: Duration = Duration::from_secs(20);
 
 fn reactor() -> Uring {
     Uring::new(&UringConfig { pool: Layout::of_total(16 << 20), poll: PollBudget(Duration::ZERO) }).unwrap()
+}
+
+fn endpoint(port: u16) -> Endpoint {
+    Endpoint { transport: Transport::Iwarp, address: ([127, 0, 0, 1], port).into(), crc: true, fpdu: FpduSize::Large }
 }
 
 fn names() -> Names {
@@ -70,32 +89,49 @@ fn names() -> Names {
 
 impl World {
     fn new(options: &Options, prepare: impl FnOnce(&mut FakeTarget)) -> (Self, Option<Proxy>) {
+        let mut world = Self::bare();
+        prepare(&mut world.target);
+        let proxy = options.through_proxy.then(|| Proxy::to(world.target.port));
+        let port = proxy.as_ref().map_or(world.target.port, |proxy| proxy.port);
+        world.attach(options, port);
+        (world, proxy)
+    }
+
+    /// With a target, and no volume yet.
+    fn bare() -> Self {
         let mut reactor = reactor();
-        let mut fabric = Fabric::new();
-        let mut target = FakeTarget::new(&mut reactor, 256);
-        prepare(&mut target);
-        let proxy = options.through_proxy.then(|| Proxy::to(target.port));
-        let port = proxy.as_ref().map_or(target.port, |proxy| proxy.port);
+        let target = FakeTarget::new(&mut reactor, 256);
+        let (_, events) = channel();
+        let volume = None;
+        let status = VolumeStatus::new(1);
+        Self { reactor, fabric: Fabric::new(), target, volume, status, events, seen: Vec::new(), done: Vec::new(), next_ticket: 0 }
+    }
+
+    /// Begins to attach a volume, by a port unless the options name addresses.
+    fn attach(&mut self, options: &Options, port: u16) {
         let settings = VolumeSettings {
             name: "test".to_owned(),
-            endpoints: vec![Endpoint {
-                transport: Transport::Iwarp,
-                address: ([127, 0, 0, 1], port).into(),
-                crc: true,
-                fpdu: FpduSize::Large,
-            }],
+            addresses: match options {
+                Options { discovery: true, .. } => Vec::new(),
+                Options { addresses, .. } if addresses.is_empty() => vec![endpoint(port).into()],
+                Options { addresses, .. } => addresses.clone(),
+            },
+            discovery: options.discovery.then(|| endpoint(port).into()),
+            resolver: options.resolver.clone(),
             names: names(),
             nsid: options.nsid.map(Nsid::new),
             keep_alive: options.keep_alive,
             queue_size: QueueSize::new(options.queue_size).unwrap(),
-            reconnect_delay: Duration::from_millis(200),
+            reconnect_delay: options.reconnect_delay,
+            seed: 7,
+            fast_io_fail: options.fast_io_fail,
             loss_timeout: options.loss_timeout,
             io_timeout: options.io_timeout,
+            abort_timeout: options.abort_timeout,
             read_only: false,
-            status: VolumeStatus::new(1),
+            status: Arc::clone(&self.status),
         };
-        let status = Arc::clone(&settings.status);
-        let waker = reactor.waker();
+        let waker = self.reactor.waker();
         let wake = move || waker.wake();
         let (order, orders) = channel();
         let (tell, news) = channel();
@@ -104,9 +140,13 @@ impl World {
         let queues = vec![Mailbox::new(order, wake.clone())];
         let control = VolumeControl::new(settings, tokens, queues, news, Mailbox::new(event, || {}));
         let mut volume = VolumeThread::new(tokens, 0, Some(control), orders, Mailbox::new(tell, wake), options.io_timeout);
-        volume.start(&mut reactor, &mut fabric);
-        let world = Self { reactor, fabric, target, volume, status, events, seen: Vec::new(), done: Vec::new(), next_ticket: 0 };
-        (world, proxy)
+        volume.start(&mut self.reactor, &mut self.fabric);
+        self.events = events;
+        self.volume = Some(volume);
+    }
+
+    fn volume(&mut self) -> &mut VolumeThread {
+        self.volume.as_mut().expect("it is attached")
     }
 
     fn up(options: &Options) -> Self {
@@ -124,35 +164,36 @@ impl World {
     }
 
     fn turn(&mut self) {
+        let Self { reactor, fabric, target, volume: Some(volume), .. } = self else { panic!("no volume is attached") };
         let mut events = Vec::new();
-        self.reactor.turn(&mut events).unwrap();
+        reactor.turn(&mut events).unwrap();
         for event in events {
             match event {
                 Event::Incoming { token: LISTENER, incoming } => {
-                    let qp = self.fabric.adopt(&mut self.reactor, godwit_rdma::Incoming::Stream(incoming)).unwrap();
-                    self.target.adopted(qp);
+                    let qp = fabric.adopt(reactor, godwit_rdma::Incoming::Stream(incoming)).unwrap();
+                    target.adopted(qp);
                 }
                 Event::Timer { token } if !Fabric::owns(token) => {
                     // Some tests only need the reactor to wake.
-                    self.volume.on_timer(&mut self.reactor, &mut self.fabric, token);
+                    volume.on_timer(reactor, fabric, token);
                 }
                 Event::Woken => {}
-                event => self.fabric.on_event(&mut self.reactor, event),
+                event => fabric.on_event(reactor, event),
             }
         }
-        while let Some((qp, completion)) = self.fabric.poll(&mut self.reactor) {
-            if self.target.owns(qp) {
-                self.target.on_completion(&mut self.reactor, &mut self.fabric, qp, completion);
+        while let Some((qp, completion)) = fabric.poll(reactor) {
+            if target.owns(qp) {
+                target.on_completion(reactor, fabric, qp, completion);
             } else {
-                self.volume.on_completion(&mut self.reactor, &mut self.fabric, qp, completion).unwrap();
+                volume.on_completion(reactor, fabric, qp, completion).unwrap();
             }
         }
-        self.volume.on_messages(&mut self.reactor, &mut self.fabric);
-        if let Some(queue) = self.volume.queue() {
+        volume.on_messages(reactor, fabric);
+        if let Some(queue) = volume.queue() {
             self.done.extend(std::iter::from_fn(|| BlockQueue::<Uring>::next_done(queue)));
         }
-        self.volume.pump(&mut self.reactor, &mut self.fabric);
-        self.fabric.flush(&mut self.reactor);
+        volume.pump(reactor, fabric);
+        fabric.flush(reactor);
         self.seen.extend(self.events.try_iter());
     }
 
@@ -177,7 +218,8 @@ impl World {
     fn submit(&mut self, op: BlockOp) -> Result<Ticket, BlockOp> {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.volume.queue().unwrap().submit(&mut self.reactor, &mut self.fabric, ticket, op).map(|()| ticket)
+        let Self { reactor, fabric, volume: Some(volume), .. } = self else { panic!("no volume is attached") };
+        volume.queue().unwrap().submit(reactor, fabric, ticket, op).map(|()| ticket)
     }
 
     fn write(&mut self, block: u64, blocks: usize, byte: u8) -> Ticket {
@@ -208,6 +250,11 @@ impl World {
 
     fn saw(&self, wanted: impl Fn(&VolumeEvent) -> bool) -> bool {
         self.seen.iter().any(wanted)
+    }
+
+    fn stop(&mut self) {
+        let Self { reactor, fabric, volume: Some(volume), .. } = self else { panic!("no volume is attached") };
+        volume.stop(reactor, fabric);
     }
 
     fn in_use(&self) -> usize {
@@ -580,7 +627,7 @@ fn what_was_not_sent_can_be_abandoned() {
     world.run(|world| world.saw(lost));
     let unsent = world.write(2, 1, 2);
     for ticket in [sent, unsent] {
-        BlockQueue::<Uring>::abandon(world.volume.queue().unwrap(), ticket);
+        BlockQueue::<Uring>::abandon(world.volume().queue().unwrap(), ticket);
     }
     world.expect(unsent, Err(BlockError::Abandoned));
     world.expect(sent, Ok(()));
@@ -590,7 +637,7 @@ fn what_was_not_sent_can_be_abandoned() {
 #[test]
 fn stopping_shuts_the_controller_down() {
     let mut world = World::up(&Options::default());
-    world.volume.stop(&mut world.reactor, &mut world.fabric);
+    world.stop();
     world.run(|world| world.saw(|event| matches!(event, VolumeEvent::Stopped)));
     assert!(world.target.shut_down);
 }
@@ -601,7 +648,7 @@ fn stopping_while_the_target_is_away_does_not_wait_for_it() {
     world.target.faults.busy = usize::MAX;
     world.target.kill(&mut world.reactor, &mut world.fabric);
     world.run(|world| world.saw(lost));
-    world.volume.stop(&mut world.reactor, &mut world.fabric);
+    world.stop();
     world.run_at_most(Duration::from_secs(3), |world| world.saw(|event| matches!(event, VolumeEvent::Stopped)));
 }
 

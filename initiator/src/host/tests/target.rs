@@ -9,14 +9,14 @@ use godwit_nvme::identify::{ControllerType, IoIdentifyController, OptionalNvmCom
 use godwit_nvme::log::{AddressFamily, RdmaAddress, RdmaProvider};
 use godwit_nvme::log::{DiscoveryEntry, DiscoveryHeader, SubsystemType};
 use godwit_nvme::property::ShutdownNotification;
-use godwit_nvme::sqe::{Cns, IoRange};
+use godwit_nvme::sqe::{Abort, Cns, IoRange};
 use godwit_nvme::{
     AdminCommand, BlockSize, Cap, Cid, Cntlid, ConnectData, ConnectRefusal, ConnectResult, ControllerConfiguration, ControllerStatus, Cqe,
     FabricsCommand, IdentifyController, IdentifyNamespace, InvalidParameter, IoCommand, LogId, NamespaceIdentifiers, NamespaceList, Nguid,
     Nsid, PropertyOffset, Qid, QueueSize, Sgl, Sqe, Sqhd, Status, StatusCode, Version, dsm,
 };
 use godwit_rdma::{Completion, Fabric, FpduSize, QpConfig, QpId, Remote, Rkey, WorkId};
-use godwit_reactor::{Listener, Reactor, Token, Uring};
+use godwit_reactor::{Listener, ListenerId, Reactor, Token, Uring};
 
 pub(super) const NQN: &str = "nqn.2026-11.org.example:vol0";
 pub(super) const LISTENER: Token = Token(7);
@@ -55,6 +55,8 @@ pub(super) struct Faults {
     pub(super) wrong_key: bool,
     /// Answers without invalidating.
     pub(super) no_invalidate: bool,
+    /// Aborts nothing.
+    pub(super) no_abort: bool,
 }
 
 #[derive(Debug)]
@@ -73,10 +75,21 @@ pub(super) struct FakeTarget {
     pub(super) executed: Vec<Executed>,
     /// Accepted admin connections so far.
     pub(super) associations: usize,
+    /// Connects of admin queues so far.
+    pub(super) controllers: usize,
+    /// Aborts so far.
+    pub(super) aborts: usize,
+    /// The port that the discovery log names.
+    pub(super) discovered_port: u16,
+    /// The subsystem that it names.
+    pub(super) discovered_nqn: String,
     pub(super) shut_down: bool,
     pub(super) granted_queues: u16,
     pub(super) namespaces: Vec<u32>,
     queues: HashMap<QpId, Queue>,
+    listeners: HashMap<u16, ListenerId>,
+    /// Writes that were carried out and not answered.
+    unanswered: Vec<(QpId, Cid, Option<godwit_nvme::Rkey>)>,
     configuration: u32,
     events: Option<(QpId, Cid)>,
     held: Option<godwit_nvme::Rkey>,
@@ -86,7 +99,7 @@ impl FakeTarget {
     pub(super) fn new(reactor: &mut Uring, blocks: usize) -> Self {
         let listener = Listener::tcp("127.0.0.1:0".parse().unwrap()).unwrap();
         let port = listener.local_address().unwrap().port();
-        reactor.listen(listener, LISTENER).unwrap();
+        let listener = reactor.listen(listener, LISTENER).unwrap();
         Self {
             port,
             disk: vec![0; blocks * BLOCK],
@@ -95,6 +108,12 @@ impl FakeTarget {
             faults: Faults::default(),
             executed: Vec::new(),
             associations: 0,
+            controllers: 0,
+            aborts: 0,
+            discovered_port: port,
+            discovered_nqn: NQN.to_owned(),
+            listeners: HashMap::from([(port, listener)]),
+            unanswered: Vec::new(),
             shut_down: false,
             granted_queues: 8,
             namespaces: vec![1],
@@ -103,6 +122,24 @@ impl FakeTarget {
             events: None,
             held: None,
         }
+    }
+
+    /// Listens at one more port.
+    pub(super) fn listen(&mut self, reactor: &mut Uring) -> u16 {
+        self.listen_at(reactor, 0)
+    }
+
+    pub(super) fn listen_at(&mut self, reactor: &mut Uring, port: u16) -> u16 {
+        let listener = Listener::tcp(([127, 0, 0, 1], port).into()).unwrap();
+        let port = listener.local_address().unwrap().port();
+        self.listeners.insert(port, reactor.listen(listener, LISTENER).unwrap());
+        port
+    }
+
+    /// Listens at a port no more, and closes every connection.
+    pub(super) fn leave(&mut self, reactor: &mut Uring, fabric: &mut Fabric, port: u16) {
+        reactor.close_listener(self.listeners.remove(&port).unwrap());
+        self.kill(reactor, fabric);
     }
 
     pub(super) fn owns(&self, qp: QpId) -> bool {
@@ -120,6 +157,7 @@ impl FakeTarget {
             fabric.destroy(reactor, qp);
         }
         self.events = None;
+        self.unanswered.clear();
     }
 
     /// Tells the host that the namespace changed.
@@ -206,7 +244,9 @@ impl FakeTarget {
                 let start = offset(&range);
                 self.disk[start..start + data.len()].copy_from_slice(data);
                 self.executed.push(Executed::Write(range.blocks.start.get(), data[0]));
-                if !self.faults.mute_writes {
+                if self.faults.mute_writes {
+                    self.unanswered.push((qp, sqe.cid(), key));
+                } else {
                     self.answer_io(fabric, qp, sqe.cid(), key);
                 }
             }
@@ -226,6 +266,7 @@ impl FakeTarget {
         let mut refusal = None;
         if connect.qid.is_admin() {
             assert_eq!(data.cntlid(), Cntlid::DYNAMIC);
+            self.controllers += 1;
             refusal = self.faults.refuse;
             if self.faults.busy > 0 {
                 self.faults.busy -= 1;
@@ -297,6 +338,17 @@ impl FakeTarget {
                 send(fabric, qp, &cqe.with_dw0(granted.to_wire()), None);
             }
             AdminCommand::SetFeatures(_) | AdminCommand::KeepAlive => send(fabric, qp, &cqe, None),
+            AdminCommand::Abort(abort) => {
+                self.aborts += 1;
+                let found = self.unanswered.iter().position(|(_, cid, _)| *cid == abort.cid && abort.sqid == Qid::new(1));
+                let found = found.filter(|_| !self.faults.no_abort);
+                if let Some(index) = found {
+                    let (qp, cid, key) = self.unanswered.remove(index);
+                    let aborted = StatusCode::ABORT_REQUESTED.retryable();
+                    send(fabric, qp, &Cqe::new(cid, Qid::new(1), Sqhd::new(0), aborted), key);
+                }
+                send(fabric, qp, &cqe.with_dw0(Abort::result(found.is_some())), None);
+            }
             AdminCommand::AsyncEventRequest => self.events = Some((qp, sqe.cid())),
             other => panic!("{other:?}"),
         }
@@ -329,10 +381,11 @@ impl FakeTarget {
     }
 
     fn discovery_log(&self) -> Vec<u8> {
-        let address = RdmaAddress { family: AddressFamily::IPV4, address: "127.0.0.1", port: self.port, provider: RdmaProvider::IWARP };
+        let address =
+            RdmaAddress { family: AddressFamily::IPV4, address: "127.0.0.1", port: self.discovered_port, provider: RdmaProvider::IWARP };
         let mut log = DiscoveryHeader::new(1, 6).as_bytes().to_vec();
         for port_id in 0..6 {
-            let entry = DiscoveryEntry::new(SubsystemType::NVM, &NQN.parse().unwrap(), port_id, address).unwrap();
+            let entry = DiscoveryEntry::new(SubsystemType::NVM, &self.discovered_nqn.parse().unwrap(), port_id, address).unwrap();
             log.extend_from_slice(entry.as_bytes());
         }
         log

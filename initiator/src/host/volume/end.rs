@@ -7,12 +7,13 @@ use godwit_reactor::{Reactor, Time};
 use tracing::{debug, info, warn};
 
 use super::{ControlTimer, Session, State, VolumeControl};
+use crate::host::CONTROL_TIMERS;
 use crate::host::admin::Purpose;
 use crate::host::bringup::Script;
 use crate::host::error::HostError;
 use crate::host::fence::{QueueEnd, Silence};
 use crate::host::message::{Order, ToQueue, VolumeEvent};
-use crate::host::reconnect::{BUSY_PATIENCE, Before, LossTimeout, next_attempt};
+use crate::host::reconnect::{BUSY_PATIENCE, Before, LossTimeout};
 use crate::host::shutdown::Shutdown;
 use crate::host::status::VolumeState;
 
@@ -27,7 +28,7 @@ impl VolumeControl {
     pub(super) fn end<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, reason: HostError) {
         let was_live = match self.state {
             State::Live => true,
-            State::Opening { .. } | State::Joining { .. } | State::Stopping { .. } => false,
+            State::Looking | State::Opening { .. } | State::Joining { .. } | State::Stopping { .. } => false,
             State::Ending { .. } => return self.check_ended(reactor, fabric),
             State::Waiting | State::Over => return,
         };
@@ -35,6 +36,9 @@ impl VolumeControl {
             warn!(volume = self.settings.name, "lost the target: {reason}; operations wait");
             if let Some(deadline) = self.settings.loss_timeout.deadline(reactor.now()) {
                 self.arm_at(reactor, ControlTimer::Loss, deadline);
+            }
+            if let Some(after) = self.settings.fast_io_fail {
+                self.arm(reactor, ControlTimer::FailFast, after);
             }
             self.given_up = self.settings.loss_timeout == LossTimeout::After(Duration::ZERO);
             self.settings.status.update(|status| {
@@ -45,6 +49,16 @@ impl VolumeControl {
         }
         self.cancel(reactor, ControlTimer::KeepAlive);
         self.cancel(reactor, ControlTimer::Script);
+        self.cancel(reactor, ControlTimer::State);
+        if let Some(discovery) = self.discovery.take() {
+            discovery.abandon(reactor, fabric);
+        }
+        if matches!(self.state, State::Opening { established: false, .. })
+            && let Some(admin) = self.admin.take()
+        {
+            // There is no connection to end.
+            admin.destroy(reactor, fabric);
+        }
         self.arm(reactor, ControlTimer::State, LEAVE_TIMEOUT);
         self.state = State::Ending { reason, was_live };
         self.order_all(Order::Leave);
@@ -117,6 +131,9 @@ impl VolumeControl {
             self.fence = self.fence.max(fence);
         }
         self.session = None;
+        if let Some(current) = self.current {
+            if was_live { self.paths.lost(&current) } else { self.paths.failed(&current, &reason) }
+        }
         if !was_live && !self.stopping {
             self.settings.status.update(|status| status.failed(&reason));
         }
@@ -126,8 +143,12 @@ impl VolumeControl {
         if self.volume.is_none() {
             return self.retry_first(reactor, reason);
         }
+        if !was_live && let Some(refusal) = self.paths.refused_by_all() {
+            let refusal = refusal.clone();
+            return self.give_up(reactor, fabric, refusal);
+        }
         if self.given_up || reason.is_final() {
-            return self.give_up(reactor, reason);
+            return self.give_up(reactor, fabric, reason);
         }
         let before = match &reason {
             _ if was_live => Before::Live,
@@ -138,8 +159,11 @@ impl VolumeControl {
             self.log_failed_attempt(&reason);
         }
         self.lost = Some(reason);
-        let at = next_attempt(now, before, self.settings.reconnect_delay, self.fence);
+        let at = self.backoff.next_attempt(now, before, self.fence);
         self.arm_at(reactor, ControlTimer::Attempt, at);
+        if was_live {
+            self.watch_paths(reactor);
+        }
     }
 
     /// A reason is worth a line once, not at each attempt.
@@ -155,18 +179,18 @@ impl VolumeControl {
     /// The volume was never up. Only a busy target is asked again: it is, for a moment, after a host that went away without a word.
     fn retry_first<R: Reactor>(&mut self, reactor: &mut R, reason: HostError) {
         let now = reactor.now();
-        let tried_all = self.attempts >= self.settings.endpoints.len();
         if reason.is_busy() && now.since(self.started) < BUSY_PATIENCE {
             info!(volume = self.settings.name, "{reason}; trying again");
-            let at = next_attempt(now, Before::Busy, self.settings.reconnect_delay, self.fence);
+            let at = self.backoff.next_attempt(now, Before::Busy, self.fence);
             self.arm_at(reactor, ControlTimer::Attempt, at);
-        } else if !tried_all && matches!(reason, HostError::Connection(_)) {
+        } else if !self.paths.all_failed() {
             debug!(volume = self.settings.name, "{reason}; trying the next address");
             self.arm_at(reactor, ControlTimer::Attempt, now);
         } else {
             self.state = State::Over;
             self.admin_buffers = None;
             self.settings.status.update(|status| status.enter(VolumeState::Gone));
+            let reason = self.paths.worst().cloned().unwrap_or(reason);
             self.events.send(VolumeEvent::Failed(reason));
         }
     }
@@ -176,9 +200,9 @@ impl VolumeControl {
         match self.state {
             State::Waiting => {
                 let last = self.lost.take().unwrap_or_else(|| HostError::Connection("lost".to_owned()));
-                self.give_up(reactor, last);
+                self.give_up(reactor, fabric, last);
             }
-            State::Opening { .. } | State::Joining { .. } => {
+            State::Looking | State::Opening { .. } | State::Joining { .. } => {
                 let last = self.lost.take().unwrap_or_else(|| HostError::Connection("no answer".to_owned()));
                 self.end(reactor, fabric, last);
             }
@@ -189,13 +213,13 @@ impl VolumeControl {
     }
 
     /// No other association will be made: whatever waits fails.
-    fn give_up<R: Reactor>(&mut self, reactor: &mut R, last: HostError) {
+    fn give_up<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, last: HostError) {
         let reason = match self.settings.loss_timeout {
-            LossTimeout::After(after) if !last.is_final() => HostError::LossTimeout { after, last: Box::new(last) },
+            LossTimeout::After(after) if self.given_up && !last.is_final() => HostError::LossTimeout { after, last: Box::new(last) },
             _ => last,
         };
         warn!(volume = self.settings.name, "the volume is gone: {reason}");
-        self.close(reactor);
+        self.close(reactor, fabric);
         self.settings.status.update(|status| {
             status.enter(VolumeState::Gone);
             status.failed(&reason);
@@ -203,16 +227,17 @@ impl VolumeControl {
         self.events.send(VolumeEvent::Gone(reason));
     }
 
-    pub(super) fn finish_stop<R: Reactor>(&mut self, reactor: &mut R, _: &mut Fabric) {
-        self.close(reactor);
+    pub(super) fn finish_stop<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
+        self.close(reactor, fabric);
         self.settings.status.update(|status| status.enter(VolumeState::Stopped));
         self.events.send(VolumeEvent::Stopped);
     }
 
-    fn close<R: Reactor>(&mut self, reactor: &mut R) {
-        for timer in [ControlTimer::Attempt, ControlTimer::State, ControlTimer::Script, ControlTimer::KeepAlive, ControlTimer::Loss] {
+    fn close<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
+        for timer in CONTROL_TIMERS {
             self.cancel(reactor, timer);
         }
+        self.end_probes(reactor, fabric);
         self.state = State::Over;
         self.admin_buffers = None;
         for queue in &self.queues {

@@ -3,16 +3,19 @@
 //! It lives on one thread, with the admin queue. The I/O queues live on theirs and follow its orders. One failure anywhere ends the association everywhere:
 //!
 //! ```text
-//!            attempt                 script done               all have joined
-//! Waiting ------------> Opening --------------------> Joining -----------------> Live
-//!    ^                     |                             |                         |
-//!    |  all queues down    |   any failure               |                         |
-//!    +------------------ Ending <------------------------+-------------------------+
+//!            attempt       address known        script done           all have joined
+//! Waiting ------------> Looking -------> Opening ----------> Joining -----------------> Live
+//!    ^                     |                |                   |                         |
+//!    |  all queues down    |                |   any failure     |                         |
+//!    +------------------ Ending <-----------+-------------------+-------------------------+
 //! ```
 //!
 //! `Stopping` is the orderly end of `Live`, `Over` the last state.
 
 mod end;
+mod lookup;
+mod paths;
+mod probe;
 mod watch;
 
 use std::rc::Rc;
@@ -29,14 +32,22 @@ use tracing::{debug, info};
 use super::TokenSpace;
 use super::admin::{AdminEvent, AdminQueue, Purpose};
 use super::bringup::{Bringup, Command, Controller, Names, Next, Outcome, Script, Wishes};
+use super::discover::Discovery;
 use super::error::HostError;
 use super::fence::QueueEnd;
 use super::message::{AssociationId, FromQueue, IoAccess, Join, Mailbox, News, Order, ToQueue, VolumeEvent, VolumeInfo};
 use super::namespace::Attached;
 use super::queue::Endpoint;
-use super::reconnect::LossTimeout;
+use super::reconnect::{Backoff, LossTimeout};
 use super::shutdown::Shutdown;
 use super::status::{VolumeState, VolumeStatus};
+
+use lookup::Known;
+pub(crate) use lookup::Resolved;
+pub use lookup::Resolver;
+pub use paths::Address;
+use paths::Paths;
+use probe::Probe;
 
 /// How long the set-up of an association may take before its I/O queues are connected.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -47,7 +58,11 @@ pub struct VolumeSettings {
     /// How the volume is called in the log.
     pub name: String,
     /// Where the target listens: tried in turn.
-    pub endpoints: Vec<Endpoint>,
+    pub addresses: Vec<Address>,
+    /// A discovery controller that knows where the target listens, too.
+    pub discovery: Option<Address>,
+    /// Looks up the names among these.
+    pub resolver: Resolver,
     /// Who connects to what.
     pub names: Names,
     /// Which namespace; `None` for the only one.
@@ -56,12 +71,18 @@ pub struct VolumeSettings {
     pub keep_alive: Duration,
     /// Entries of an I/O queue.
     pub queue_size: QueueSize,
-    /// Between two attempts to reconnect.
+    /// The longest pause between two attempts to reconnect.
     pub reconnect_delay: Duration,
+    /// What the pauses are randomly shortened by: volumes with different seeds are out of step.
+    pub seed: u64,
+    /// Until operations that wait for a lost target fail, while it is still tried (`fast_io_fail_tmo`); `None` lets them wait.
+    pub fast_io_fail: Option<Duration>,
     /// Until a lost volume is given up.
     pub loss_timeout: LossTimeout,
-    /// How long a command may take before the association is given up.
+    /// How long a command may take before it is aborted.
     pub io_timeout: Duration,
+    /// How long it may take from then on before the association is given up; with zero it is at once, without an Abort.
+    pub abort_timeout: Duration,
     /// Refuse writes.
     pub read_only: bool,
     /// What the volume tells of itself: of one that has at least as many queues.
@@ -81,14 +102,25 @@ pub(crate) enum ControlTimer {
     KeepAlive,
     /// The lost volume is to be given up.
     Loss,
+    /// Operations are not to wait for the lost target any more.
+    FailFast,
+    /// Paths that are not in use are to be probed.
+    Probe,
+}
+
+impl ControlTimer {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 7;
 }
 
 #[derive(Debug)]
 enum State {
     /// Between attempts.
     Waiting,
+    /// Addresses are being looked up.
+    Looking,
     /// The admin queue is being set up.
-    Opening { script: Box<Bringup>, next: Option<Box<Command>> },
+    Opening { script: Box<Bringup>, next: Option<Box<Command>>, established: bool, since: Time },
     /// The I/O queues are connecting.
     Joining { joined: Vec<bool> },
     /// Operations flow.
@@ -134,8 +166,16 @@ pub struct VolumeControl {
     news: Receiver<FromQueue>,
     events: Mailbox<VolumeEvent>,
     association: AssociationId,
-    attempts: usize,
     state: State,
+    /// Reaches this control from other threads.
+    mailbox: Option<Mailbox<FromQueue>>,
+    known: Known,
+    paths: Paths,
+    /// The path of the last attempt.
+    current: Option<Endpoint>,
+    discovery: Option<Box<Discovery>>,
+    probes: Vec<Probe>,
+    backoff: Backoff,
     admin: Option<AdminQueue>,
     /// Of the admin queues, from the first attempt to the end of the volume.
     admin_buffers: Option<Rc<Reservation>>,
@@ -151,7 +191,7 @@ pub struct VolumeControl {
     lost: Option<HostError>,
     given_up: bool,
     stopping: bool,
-    timers: [Option<TimerId>; 5],
+    timers: [Option<TimerId>; ControlTimer::COUNT],
 }
 
 impl VolumeControl {
@@ -167,6 +207,7 @@ impl VolumeControl {
         news: Receiver<FromQueue>,
         events: Mailbox<VolumeEvent>,
     ) -> Self {
+        let backoff = Backoff::new(settings.reconnect_delay, settings.seed);
         assert!(settings.status.capacity() >= queues.len(), "a status for {} queues", queues.len());
         Self {
             settings,
@@ -175,8 +216,14 @@ impl VolumeControl {
             news,
             events,
             association: AssociationId::default(),
-            attempts: 0,
             state: State::Waiting,
+            mailbox: None,
+            known: Known::default(),
+            paths: Paths::default(),
+            current: None,
+            discovery: None,
+            probes: Vec::new(),
+            backoff,
             admin: None,
             admin_buffers: None,
             session: None,
@@ -187,8 +234,13 @@ impl VolumeControl {
             lost: None,
             given_up: false,
             stopping: false,
-            timers: [None; 5],
+            timers: [None; ControlTimer::COUNT],
         }
+    }
+
+    /// With a mailbox by which other threads reach it.
+    pub(crate) fn with_mailbox(self, mailbox: Mailbox<FromQueue>) -> Self {
+        Self { mailbox: Some(mailbox), ..self }
     }
 
     /// Begins to attach the volume.
@@ -206,7 +258,9 @@ impl VolumeControl {
         match self.state {
             State::Live => self.shut_down(reactor, fabric),
             State::Waiting => self.finish_stop(reactor, fabric),
-            State::Opening { .. } | State::Joining { .. } => self.end(reactor, fabric, HostError::Connection("stopped".to_owned())),
+            State::Looking | State::Opening { .. } | State::Joining { .. } => {
+                self.end(reactor, fabric, HostError::Connection("stopped".to_owned()));
+            }
             State::Ending { .. } | State::Stopping { .. } => {}
             State::Over => self.events.send(VolumeEvent::Stopped),
         }
@@ -215,6 +269,8 @@ impl VolumeControl {
     /// Whether a completion is this control's.
     pub(crate) fn owns(&self, qp: QpId) -> bool {
         self.admin.as_ref().is_some_and(|admin| admin.owns(qp))
+            || self.is_probe(qp)
+            || self.discovery.as_ref().is_some_and(|discovery| discovery.owns(qp))
     }
 
     fn arm<R: Reactor>(&mut self, reactor: &mut R, timer: ControlTimer, after: Duration) {
@@ -239,11 +295,30 @@ impl VolumeControl {
         }
     }
 
+    /// What a volume's first association has not joined yet has no queue, and no operations.
+    fn fail_fast(&self) {
+        for queue in &self.queues[..self.io_queues] {
+            queue.send(ToQueue(Order::FailFast));
+        }
+    }
+
     fn attempt<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
         self.association.0 += 1;
         self.session = None;
-        let endpoint = self.settings.endpoints[self.attempts % self.settings.endpoints.len()];
-        self.attempts += 1;
+        self.current = None;
+        self.look_up(reactor, fabric);
+    }
+
+    /// Opens the admin queue of a new association.
+    fn open<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
+        let Some(endpoint) = self.paths.choose() else {
+            let reason = self.no_path();
+            return self.end(reactor, fabric, reason);
+        };
+        self.current = Some(endpoint);
+        if self.volume.is_some() && self.timers[ControlTimer::Probe as usize].is_none() {
+            self.watch_paths(reactor);
+        }
         debug!(volume = self.settings.name, address = %endpoint.address, "connecting");
         self.settings.status.update(|status| {
             status.address = Some(endpoint.address);
@@ -257,7 +332,7 @@ impl VolumeControl {
             queue_size: self.settings.queue_size,
             nsid: self.volume.as_ref().map(|volume| volume.identity.nsid).or(self.settings.nsid),
         };
-        self.state = State::Opening { script: Box::new(Bringup::new(wishes)), next: None };
+        self.state = State::Opening { script: Box::new(Bringup::new(wishes)), next: None, established: false, since: reactor.now() };
         self.arm(reactor, ControlTimer::State, OPEN_TIMEOUT);
         let admin = self.admin_buffers(reactor).and_then(|buffers| AdminQueue::connect(reactor, fabric, &endpoint, buffers));
         match admin {
@@ -280,12 +355,22 @@ impl VolumeControl {
         }
     }
 
-    /// Handles a completion of the admin queue.
-    pub(crate) fn on_completion<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, completion: Completion) {
+    /// Handles a completion of the admin queue, of a probe or of a discovery.
+    pub(crate) fn on_completion<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, qp: QpId, completion: Completion) {
+        if self.is_probe(qp) {
+            return self.on_probe(reactor, fabric, qp, &completion);
+        }
+        if let Some(discovery) = &mut self.discovery
+            && discovery.owns(qp)
+        {
+            discovery.on_completion(reactor, fabric, qp, completion);
+            return self.check_discovery(reactor, fabric);
+        }
         let Some(event) = self.admin.as_mut().and_then(|admin| admin.on_completion(fabric, completion)) else { return };
         match event {
             AdminEvent::Established => {
-                if let State::Opening { script, .. } = &mut self.state {
+                if let State::Opening { script, established, .. } = &mut self.state {
+                    *established = true;
                     let first = script.start();
                     self.send(reactor, fabric, Purpose::Script, &first);
                 }
@@ -295,6 +380,7 @@ impl VolumeControl {
                     Purpose::Script => self.on_script(reactor, fabric, &cqe, data.as_deref().unwrap_or_default()),
                     Purpose::KeepAlive => self.on_keep_alive_answer(reactor, fabric, &cqe),
                     Purpose::AsyncEvent => self.on_async_event(reactor, fabric, &cqe),
+                    Purpose::Abort => self.on_abort_answer(&cqe),
                     Purpose::Follow => self.on_follow(reactor, fabric, &cqe, data.as_deref().unwrap_or_default()),
                 }
                 if let (Some(admin), Some(data)) = (&self.admin, data) {
@@ -313,7 +399,7 @@ impl VolumeControl {
 
     fn on_script<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, cqe: &Cqe, data: &[u8]) {
         match &mut self.state {
-            State::Opening { script, next } => match script.answer(cqe, data) {
+            State::Opening { script, next, .. } => match script.answer(cqe, data) {
                 Ok(Next::Command(command, Duration::ZERO)) => self.send(reactor, fabric, Purpose::Script, &command),
                 Ok(Next::Command(command, after)) => {
                     *next = Some(command);
@@ -376,7 +462,7 @@ impl VolumeControl {
         if events {
             self.await_event(reactor, fabric);
         }
-        let endpoint = self.settings.endpoints[(self.attempts - 1) % self.settings.endpoints.len()];
+        let Some(endpoint) = self.current else { return };
         for (queue, qid) in self.queues[..self.io_queues].iter().zip(1..) {
             let join = Join {
                 endpoint,
@@ -385,6 +471,7 @@ impl VolumeControl {
                 cntlid,
                 connect_data: self.settings.names.connect_data(cntlid),
                 access: access.clone(),
+                abort_timeout: self.settings.abort_timeout,
                 status: Arc::clone(&self.settings.status),
             };
             queue.send(ToQueue(Order::Join(self.association, Box::new(join))));
@@ -394,6 +481,10 @@ impl VolumeControl {
     /// Takes what the queues have told.
     pub(crate) fn on_news<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
         while let Ok(FromQueue { association, queue, news }) = self.news.try_recv() {
+            if let News::Resolved(resolved) = news {
+                self.on_resolved(reactor, fabric, resolved);
+                continue;
+            }
             if association != self.association {
                 continue;
             }
@@ -401,6 +492,8 @@ impl VolumeControl {
                 News::Joined => self.on_joined(reactor, queue),
                 News::Failed(error) => self.end(reactor, fabric, error),
                 News::Down(end, error) => self.on_queue_down(reactor, fabric, queue, end, error),
+                News::Overdue(cid) => self.abort_command(reactor, fabric, queue, cid),
+                News::Resolved(_) => {}
             }
         }
     }
@@ -420,6 +513,10 @@ impl VolumeControl {
         let (cntlid, keep_alive) = (session.controller.cntlid, session.controller.keep_alive);
         self.cancel(reactor, ControlTimer::State);
         self.cancel(reactor, ControlTimer::Loss);
+        self.cancel(reactor, ControlTimer::FailFast);
+        if let Some(current) = self.current {
+            self.paths.live(&current);
+        }
         self.order_all(Order::Go);
         self.lost = None;
         self.settings.status.update(|status| {
@@ -448,11 +545,16 @@ impl VolumeControl {
             self.events.send(VolumeEvent::Resized(attached.geometry));
         }
         self.volume = Some(attached);
+        self.watch_paths(reactor);
     }
 
     /// Handles a timer.
     pub(crate) fn on_timer<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, timer: ControlTimer) {
         self.timers[timer as usize] = None;
+        if let Some(discovery) = self.discovery.as_mut().filter(|_| matches!(timer, ControlTimer::State | ControlTimer::Script)) {
+            discovery.on_timer(reactor, fabric, self.tokens.control(timer));
+            return self.check_discovery(reactor, fabric);
+        }
         match timer {
             ControlTimer::Attempt => {
                 if matches!(self.state, State::Waiting) {
@@ -469,11 +571,14 @@ impl VolumeControl {
             }
             ControlTimer::KeepAlive => self.on_keep_alive_timer(reactor, fabric),
             ControlTimer::Loss => self.on_loss_timer(reactor, fabric),
+            ControlTimer::FailFast => self.fail_fast(),
+            ControlTimer::Probe => self.on_probe_timer(reactor, fabric),
         }
     }
 
     fn on_state_timer<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
         match &self.state {
+            State::Looking => self.on_lookup_timer(reactor, fabric),
             State::Opening { .. } => self.end(reactor, fabric, HostError::Timeout { command: "the set-up", after: OPEN_TIMEOUT }),
             State::Joining { .. } => {
                 self.end(reactor, fabric, HostError::Timeout { command: "the connection of the I/O queues", after: OPEN_TIMEOUT });

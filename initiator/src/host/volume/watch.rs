@@ -1,8 +1,8 @@
 //! Life signs: Keep Alive towards the target, and the changes that it tells of.
 
 use godwit_nvme::log::LogId;
-use godwit_nvme::sqe::{Cns, GetLogPage, Identify};
-use godwit_nvme::{AsyncEvent, AsyncEventType, Cid, Cqe, DwordCount, IdentifyNamespace, Nsid, Sqe};
+use godwit_nvme::sqe::{Abort, Cns, GetLogPage, Identify};
+use godwit_nvme::{AsyncEvent, AsyncEventType, Cid, Cqe, DwordCount, IdentifyNamespace, Nsid, Qid, Sqe};
 use godwit_rdma::Fabric;
 use godwit_reactor::Reactor;
 use tracing::{info, warn};
@@ -42,6 +42,22 @@ impl VolumeControl {
         if !cqe.status().is_success() {
             self.end(reactor, fabric, HostError::Command { command: "Keep Alive", status: cqe.status() });
         }
+    }
+
+    /// A command is overdue. If the Abort is of no avail, its queue ends the association after a while.
+    pub(super) fn abort_command<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, queue: usize, cid: Cid) {
+        let idle = self.admin.as_ref().is_some_and(|admin| !admin.is_pending(Purpose::Abort));
+        // One at a time is what every controller takes. Others that are overdue will do as well when the association ends.
+        if matches!(self.state, State::Live) && idle {
+            warn!(volume = self.settings.name, "no answer to a command on I/O queue {}: aborting it", queue + 1);
+            let sqid = Qid::new(u16::try_from(queue + 1).unwrap_or(u16::MAX));
+            self.send(reactor, fabric, Purpose::Abort, &command("Abort", Sqe::abort(NO_CID, &Abort { sqid, cid })));
+        }
+    }
+
+    pub(super) fn on_abort_answer(&self, cqe: &Cqe) {
+        let aborted = cqe.status().is_success() && Abort::was_aborted(cqe.dw0());
+        info!(volume = self.settings.name, "the target has {} it", if aborted { "aborted" } else { "not aborted" });
     }
 
     pub(super) fn on_async_event<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, cqe: &Cqe) {
