@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::{Crc, HostPort, IoQueues, IoTimeout, KeepAlive, PollBudget, QueueSize, Reactors, ReconnectDelay};
+use crate::{Crc, HostPort, IoQueues, IoTimeout, KeepAlive, PollBudget, QueueSize, Reactors, ReconnectDelay, Size, SwitchError};
 
 /// How to attach a volume and how to serve it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +25,10 @@ pub struct ConnectOptions {
     pub fast_io_fail_tmo: FastIoFailTimeout,
     /// `--io-timeout`: how long a command may take before it is aborted, in seconds.
     pub io_timeout: IoTimeout,
+    /// `--retain`: bytes of acknowledged writes of which copies are kept until they are flushed; zero keeps none.
+    pub retain: Size,
+    /// `--unsafe-shutdowns`: what is made of the return of a target that does not count them.
+    pub unsafe_shutdowns: UnsafeShutdowns,
     /// `--crc`: CRC of iWARP; the URL's `crc=` goes before it.
     pub crc: Crc,
     /// `--poll`: how long a reactor spins before it sleeps.
@@ -53,6 +57,8 @@ impl Default for ConnectOptions {
             ctrl_loss_tmo: CtrlLossTimeout::default(),
             fast_io_fail_tmo: FastIoFailTimeout::default(),
             io_timeout: IoTimeout::default(),
+            retain: Size::from_bytes(0),
+            unsafe_shutdowns: UnsafeShutdowns::default(),
             crc: Crc::default(),
             poll: PollBudget::default(),
             nbd_mode: NbdMode::default(),
@@ -140,6 +146,37 @@ impl fmt::Display for FastIoFailTimeout {
             Self::Off => CtrlLossTimeout::Never.fmt(f),
             Self::After(time) => CtrlLossTimeout::After(time).fmt(f),
         }
+    }
+}
+
+/// What is made of the return of a target that does not count unsafe shutdowns: whether it lost its power, and acknowledged writes with it, is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UnsafeShutdowns {
+    /// It lost nothing: what Linux's own NVMe host takes for granted.
+    #[default]
+    Trust,
+    /// It lost every write that was not flushed.
+    Fail,
+}
+
+impl FromStr for UnsafeShutdowns {
+    type Err = SwitchError;
+
+    fn from_str(text: &str) -> Result<Self, SwitchError> {
+        match text {
+            "trust" => Ok(Self::Trust),
+            "fail" => Ok(Self::Fail),
+            _ => Err(SwitchError { found: text.to_owned(), expected: "`trust` or `fail`" }),
+        }
+    }
+}
+
+impl fmt::Display for UnsafeShutdowns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Trust => "trust",
+            Self::Fail => "fail",
+        })
     }
 }
 
@@ -233,6 +270,15 @@ mod tests {
         }
         let refusal = "off".parse::<FastIoFailTimeout>().unwrap_err().to_string();
         assert!(refusal.starts_with("`off` is not a fast I/O fail timeout"), "{refusal}");
+    }
+
+    #[test]
+    fn unsafe_shutdowns_are_trusted_or_not() {
+        for (text, expected) in [("trust", UnsafeShutdowns::Trust), ("fail", UnsafeShutdowns::Fail)] {
+            let policy: UnsafeShutdowns = text.parse().unwrap();
+            assert_eq!((policy, policy.to_string().as_str()), (expected, text));
+        }
+        assert_eq!("no".parse::<UnsafeShutdowns>().unwrap_err().to_string(), "`no` is not `trust` or `fail`");
     }
 
     #[test]

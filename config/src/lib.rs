@@ -26,6 +26,7 @@ pub use bounded::{
 };
 pub use connect::{
     ConnectOptions, CtrlLossTimeout, CtrlLossTimeoutError, FastIoFailTimeout, FastIoFailTimeoutError, NbdMode, NbdModeError,
+    UnsafeShutdowns,
 };
 pub use endpoint::{NBD_PORT, NbdEndpoint, NbdEndpointError};
 pub use export::{Export, ExportError};

@@ -11,6 +11,8 @@
 //! * Reactor tokens: bit 63 is the fabric's; a volume's begin with the sixteen bits 4000h. Those of a front end have other ones, and bit 63 clear.
 //! * A volume that was given up ends everything with [`BlockError::VolumeGone`], what is submitted later too.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use godwit_memory::Buffer;
 use godwit_rdma::Fabric;
 use godwit_reactor::Reactor;
@@ -117,6 +119,9 @@ pub enum BlockError {
     /// It was [abandoned](BlockQueue::abandon) before it was sent.
     #[error("abandoned before it was sent")]
     Abandoned,
+    /// Acknowledged writes were lost when the target's machine lost its power; told once to each client of a front end.
+    #[error("the target lost acknowledged writes")]
+    WritesLost,
     /// The target has been away for longer than operations are to wait (`fast_io_fail_tmo`).
     #[error("the target is away")]
     TargetAway,
@@ -136,10 +141,63 @@ pub struct BlockDone {
     pub buffer: Option<Buffer>,
 }
 
+/// How often a volume has lost acknowledged writes with its target's power. A front end has a [`LossWatch`] for each of its clients, and asks it whenever a
+/// flush or a forced write of that client has succeeded: then it fails after all, once for each loss.
+#[derive(Debug, Default)]
+pub struct Losses {
+    happened: AtomicU64,
+    told: AtomicU64,
+}
+
+/// Those of a volume that loses nothing.
+static NO_LOSSES: Losses = Losses { happened: AtomicU64::new(0), told: AtomicU64::new(0) };
+
+/// What one client knows of a volume's losses.
+#[derive(Debug)]
+pub struct LossWatch {
+    seen: u64,
+    /// It was told of the last one, and has not gone on since.
+    unconfirmed: bool,
+}
+
+impl Losses {
+    /// For a client that comes now: it will be told of what comes, and of what nobody has been told and gone on from yet. (An answer may be lost with its
+    /// connection: that it was given is not enough.)
+    pub fn watch(&self) -> LossWatch {
+        LossWatch { seen: self.told.load(Ordering::Acquire), unconfirmed: false }
+    }
+
+    /// There was one.
+    pub(crate) fn add(&self) {
+        self.happened.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl LossWatch {
+    /// Whether the client is to be told now: true once after a loss.
+    pub fn tell(&mut self, losses: &Losses) -> bool {
+        let happened = losses.happened.load(Ordering::Acquire);
+        if self.seen == happened {
+            if std::mem::take(&mut self.unconfirmed) {
+                losses.told.fetch_max(happened, Ordering::AcqRel);
+            }
+            return false;
+        }
+        self.seen = happened;
+        self.unconfirmed = true;
+        true
+    }
+}
+
 /// A volume's queue on one reactor thread.
 pub trait BlockQueue<R: Reactor> {
     /// What the volume can do. Only the size may change, by growing.
     fn geometry(&self) -> Geometry;
+
+    /// The losses that clients are to be told, see [`LossWatch`].
+    fn losses(&self) -> &Losses {
+        &NO_LOSSES
+    }
 
     /// Takes an operation.
     ///

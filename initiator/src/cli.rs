@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use godwit_config::{
     ConnectOptions, Crc, CtrlLossTimeout, FastIoFailTimeout, HostPort, HostPortError, IoQueues, IoTimeout, KeepAlive, NVME_PORT,
-    NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Url,
+    NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Size, UnsafeShutdowns, Url,
 };
 use uuid::Uuid;
 
@@ -147,6 +147,15 @@ pub struct ConnectArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = ConnectOptions::default().io_timeout)]
     pub io_timeout: IoTimeout,
 
+    /// Keep copies of up to so many bytes of acknowledged writes until they are flushed, and write them again when the target's machine lost its power; at least
+    /// 1MiB a reactor, or 0 for none: then the next flush or forced write of each client fails [default: 0]
+    #[arg(long, value_name = "SIZE", default_value_t = ConnectOptions::default().retain, hide_default_value = true)]
+    pub retain: Size,
+
+    /// When a target comes back that does not count unsafe shutdowns: trust that it lost no writes, or fail the next flush (or write retained copies again)
+    #[arg(long, value_name = "trust|fail", default_value_t = ConnectOptions::default().unsafe_shutdowns)]
+    pub unsafe_shutdowns: UnsafeShutdowns,
+
     /// CRC of iWARP: on or off; the address's crc= goes before it
     #[arg(long, value_name = "SWITCH", default_value_t = ConnectOptions::default().crc)]
     pub crc: Crc,
@@ -189,6 +198,8 @@ impl ConnectArgs {
             ctrl_loss_tmo: self.ctrl_loss_tmo,
             fast_io_fail_tmo: self.fast_io_fail_tmo,
             io_timeout: self.io_timeout,
+            retain: self.retain,
+            unsafe_shutdowns: self.unsafe_shutdowns,
             crc: self.crc,
             poll: self.poll,
             nbd_mode: self.nbd_mode,

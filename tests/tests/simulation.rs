@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use godwit_initiator::host::LossTimeout;
+use godwit_initiator::host::{LossTimeout, Uncounted};
 use godwit_reactor::sim::Random;
+use godwit_tests::simulation::faults::Fault;
 use godwit_tests::simulation::{Journal, Options, QUICK, Simulation, Tally};
 
 /// The target's line about a Connect that it answers with 181h.
@@ -70,6 +71,38 @@ fn every_promise_holds_whatever_happens_to_network_target_and_disk() {
         assert!(succeeded > 50_000 && lost > 400 && cuts > 50 && busy > 100, "the runs are too tame");
     }
     assert_eq!(lost, restored, "the target comes back each time");
+}
+
+/// The target does not count its power cuts here, so each of its returns is taken for one.
+fn fails_over_losses(seed: u64, retain_bytes: usize) -> Tally {
+    let drawn = Options::draw(&mut Random::new(seed));
+    let options = Options { uncounted: Uncounted::Fail, retain_bytes, scarce_buffers: drawn.scarce_buffers && retain_bytes == 0, ..drawn };
+    let mut simulation = Simulation::start(seed, &options);
+    let mut random = Random::new(!seed);
+    for round in 0..6 {
+        simulation.run_for(Duration::from_millis(random.below(300)));
+        let fault = if round % 2 == 0 { Fault::PowerCut } else { simulation.draw_fault() };
+        simulation.suffer(fault);
+    }
+    simulation.finish()
+}
+
+#[test]
+fn no_flush_succeeds_over_writes_that_a_power_cut_has_taken() {
+    let seeds = seeds(100);
+    let (tallies, _) = each(&seeds, |seed| fails_over_losses(seed, 0));
+    let (told, cuts) = (sum(&tallies, |tally| tally.told), sum(&tallies, |tally| tally.cuts));
+    println!("{cuts} power cuts, {told} flushes and forced writes failed for them");
+    assert!(seeds.len() == 1 || (told > 200 && cuts >= 300), "the runs are too tame");
+}
+
+#[test]
+fn what_a_power_cut_has_taken_is_written_again_from_copies_in_the_order_in_which_it_was_acknowledged() {
+    let seeds = seeds(100);
+    let (tallies, _) = each(&seeds, |seed| fails_over_losses(seed, 300 << 10));
+    let (restorations, cuts) = (sum(&tallies, |tally| tally.restorations), sum(&tallies, |tally| tally.cuts));
+    println!("{cuts} power cuts, {restorations} times copies were written again");
+    assert!(seeds.len() == 1 || restorations > 200, "the runs are too tame");
 }
 
 #[test]

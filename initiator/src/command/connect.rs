@@ -3,15 +3,17 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use godwit_config::{ConnectOptions, Crc, CtrlLossTimeout, FastIoFailTimeout, Fpdu, HostPort, NbdEndpoint, PoolMemory, Transport, Url};
-use godwit_memory::Layout;
+use godwit_config::{
+    ConnectOptions, Crc, CtrlLossTimeout, FastIoFailTimeout, Fpdu, HostPort, NbdEndpoint, PoolMemory, Transport, UnsafeShutdowns, Url,
+};
+use godwit_memory::{Layout, MAX_BUFFER_BYTES};
 use godwit_nvme::{Nsid, QueueSize};
 use godwit_rdma::FpduSize;
 
 use super::{Failure, discover, endpoints, names, print};
 use crate::cli::ConnectArgs;
 use crate::control::{Service, ServiceError, serve};
-use crate::host::{Address, LossTimeout, Names, Resolver, VolumeInfo, VolumeSettings, VolumeStatus};
+use crate::host::{Address, LossTimeout, Names, Resolver, Uncounted, VolumeInfo, VolumeSettings, VolumeStatus};
 use crate::socket;
 use crate::worker::WorkerConfig;
 
@@ -30,9 +32,13 @@ pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
     socket::check(nbd).map_err(|error| Failure::Failed(error.to_string()))?;
     let names = names(&args.host, subsystem.clone())?;
     let reactors = usize::from(args.reactors.get());
+    let io_queues = io_queues(&options, args);
+    if io_queues < usize::from(options.nr_io_queues.get()) {
+        tracing::info!("using {io_queues} of {} I/O queues: one a reactor (--reactors)", options.nr_io_queues);
+    }
     let service = Service {
         volume: volume(args, &options, names.clone())?,
-        io_queues: io_queues(&options, reactors),
+        io_queues,
         reactors,
         worker: WorkerConfig {
             pool: Layout::of_total(usize::try_from(PoolMemory::default().size().bytes()).unwrap_or(usize::MAX)),
@@ -46,12 +52,8 @@ pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
 }
 
 /// A queue lives on one reactor, and a second one there would only split its depth.
-fn io_queues(options: &ConnectOptions, reactors: usize) -> usize {
-    let asked = usize::from(options.nr_io_queues.get());
-    if asked > reactors {
-        tracing::info!("using {reactors} of {asked} I/O queues: one a reactor (--reactors)");
-    }
-    asked.min(reactors)
+fn io_queues(options: &ConnectOptions, args: &ConnectArgs) -> usize {
+    usize::from(options.nr_io_queues.get()).min(usize::from(args.reactors.get()))
 }
 
 fn nbd_endpoint(args: &ConnectArgs) -> Result<&NbdEndpoint, Failure> {
@@ -112,9 +114,26 @@ fn volume(args: &ConnectArgs, options: &ConnectOptions, names: Names) -> Result<
         },
         io_timeout: Duration::from_secs(options.io_timeout.get().into()),
         abort_timeout: ABORT_TIMEOUT,
+        retain_bytes: retain_bytes(options, args)?,
+        uncounted: match options.unsafe_shutdowns {
+            UnsafeShutdowns::Trust => Uncounted::Trust,
+            UnsafeShutdowns::Fail => Uncounted::Fail,
+        },
+        known_unsafe_shutdowns: None,
         read_only: options.read_only,
-        status: VolumeStatus::new(io_queues(options, usize::from(args.reactors.get()))),
+        status: VolumeStatus::new(io_queues(options, args)),
     })
+}
+
+/// Each queue needs room for the longest write.
+fn retain_bytes(options: &ConnectOptions, args: &ConnectArgs) -> Result<usize, Failure> {
+    let bytes = usize::try_from(options.retain.bytes()).unwrap_or(usize::MAX);
+    let queues = io_queues(options, args);
+    if bytes > 0 && bytes < queues * MAX_BUFFER_BYTES {
+        let least = queues * MAX_BUFFER_BYTES >> 20;
+        return Err(Failure::Usage(format!("--retain {} is too small for {queues} I/O queues: use {least}MiB or more", options.retain)));
+    }
+    Ok(bytes)
 }
 
 /// The one line on standard output that says where the volume is.

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use godwit_nvme::feature::{AsyncEventConfiguration, FeatureId, KeepAliveTimer, NumberOfQueues, Select};
 use godwit_nvme::identify::{ControllerAttributes, ControllerError, IoIdentifyController};
+use godwit_nvme::log::SmartLog;
 use godwit_nvme::property::CommandSetSelected;
-use godwit_nvme::sqe::{Cns, Connect, GetFeatures, Identify, PropertyAccess, SetFeatures};
+use godwit_nvme::sqe::{Cns, Connect, GetFeatures, GetLogPage, Identify, PropertyAccess, SetFeatures};
 use godwit_nvme::{
-    Cap, Cid, Cntlid, ConnectData, ConnectRefusal, ConnectResult, ControllerConfiguration, ControllerStatus, Cqe, HostId,
-    IdentifyController, IdentifyNamespace, NamespaceIdentifiers, NamespaceList, Nqn, Nsid, PropertyOffset, PropertySize, QueueSize, Sqe,
-    Version,
+    Cap, Cid, Cntlid, ConnectData, ConnectRefusal, ConnectResult, ControllerConfiguration, ControllerStatus, Cqe, DwordCount, HostId,
+    IdentifyController, IdentifyNamespace, LogId, NamespaceIdentifiers, NamespaceList, Nqn, Nsid, PropertyOffset, PropertySize, QueueSize,
+    Sqe, Version,
 };
 
 use super::error::HostError;
@@ -143,6 +144,7 @@ enum Step {
     IoController,
     Descriptors,
     Namespace,
+    Health,
 }
 
 /// The script.
@@ -156,6 +158,7 @@ pub(crate) struct Bringup {
     identifiers: NamespaceIdentifiers,
     io_controller: Option<IoIdentifyController>,
     controller: Option<Box<Controller>>,
+    attached: Option<Attached>,
     cntlid: Cntlid,
 }
 
@@ -176,6 +179,7 @@ impl Bringup {
             identifiers: NamespaceIdentifiers::default(),
             io_controller: None,
             controller: None,
+            attached: None,
             cntlid: Cntlid::DYNAMIC,
         }
     }
@@ -258,7 +262,7 @@ impl Bringup {
             configuration: self.configuration(true),
         }));
         if self.wishes.io_queues == 0 {
-            return self.finish(None);
+            return self.finish(None, None);
         }
         let feature = GetFeatures { nsid: Nsid::NONE, id: FeatureId::KEEP_ALIVE_TIMER, select: Select::Current, value: 0 };
         Ok(self.go(Step::KeepAliveTimer, command("Get Features of Keep Alive Timer", Sqe::get_features(NO_CID, &feature))))
@@ -268,9 +272,9 @@ impl Bringup {
         self.controller.as_mut().expect("the controller was identified before")
     }
 
-    fn finish(&mut self, namespace: Option<Attached>) -> Result<Next<Outcome>, HostError> {
+    fn finish(&mut self, namespace: Option<Attached>, unsafe_shutdowns: Option<u128>) -> Result<Next<Outcome>, HostError> {
         let controller = self.controller.take().expect("the controller was identified before");
-        Ok(Next::Done(Outcome { controller: *controller, namespace }))
+        Ok(Next::Done(Outcome { controller: *controller, namespace, unsafe_shutdowns }))
     }
 
     fn on_keep_alive_timer(&mut self, cqe: &Cqe) -> Next<Outcome> {
@@ -353,7 +357,19 @@ impl Bringup {
         let controller = self.controller.as_ref().expect("the controller was identified before");
         let attached = describe(self.nsid, namespace, &self.identifiers, &controller.limits, self.io_controller.as_ref())
             .map_err(|reason| HostError::Namespace { nsid: self.nsid, reason })?;
-        self.finish(Some(attached))
+        self.attached = Some(attached);
+        let length = DwordCount::from_bytes(SmartLog::LEN_BYTES as u64).expect("a multiple of four");
+        let log = GetLogPage { nsid: Nsid::ALL, ..GetLogPage::new(LogId::SMART, length) };
+        let data = Data::FromController(SmartLog::LEN_BYTES);
+        Ok(self.go(Step::Health, Command { name: "Get Log Page of health", sqe: Sqe::get_log_page(NO_CID, &log), data }))
+    }
+
+    /// A target without the log does not count.
+    fn on_health(&mut self, cqe: &Cqe, data: &[u8]) -> Result<Next<Outcome>, HostError> {
+        let log = SmartLog::ref_from(data).ok().filter(|_| cqe.status().is_success());
+        let unsafe_shutdowns = log.map(|log| log.unsafe_shutdowns.get());
+        let attached = self.attached.take();
+        self.finish(attached, unsafe_shutdowns)
     }
 }
 
@@ -363,6 +379,8 @@ pub(crate) struct Outcome {
     pub(crate) controller: Controller,
     /// `None` when no I/O queues were wanted.
     pub(crate) namespace: Option<Attached>,
+    /// Unsafe Shutdowns, if there is such a count.
+    pub(crate) unsafe_shutdowns: Option<u128>,
 }
 
 impl Script for Bringup {
@@ -379,7 +397,7 @@ impl Script for Bringup {
     }
 
     fn answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<Next<Outcome>, HostError> {
-        let may_fail = matches!(self.step, Step::Connect | Step::KeepAliveTimer | Step::Events | Step::IoController);
+        let may_fail = matches!(self.step, Step::Connect | Step::KeepAliveTimer | Step::Events | Step::IoController | Step::Health);
         if !may_fail && !cqe.status().is_success() {
             return Err(HostError::Command { command: self.name(), status: cqe.status() });
         }
@@ -401,6 +419,7 @@ impl Script for Bringup {
             Step::IoController => Ok(self.on_io_controller(cqe, data)),
             Step::Descriptors => self.on_descriptors(data),
             Step::Namespace => self.on_namespace(data),
+            Step::Health => self.on_health(cqe, data),
         }
     }
 }
@@ -422,6 +441,7 @@ impl Bringup {
             Step::IoController => "Identify of the NVM command set",
             Step::Descriptors => "Identify of the namespace descriptors",
             Step::Namespace => "Identify Namespace",
+            Step::Health => "Get Log Page of health",
         }
     }
 }

@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use godwit_nvme::{Cid, Cntlid, Nsid, Qid, QueueSize};
 
+use godwit_reactor::Time;
+
 use super::error::HostError;
 use super::fence::QueueEnd;
 use super::identity::VolumeIdentity;
+use super::ledger::Ledger;
 use super::queue::Endpoint;
 use super::retry::RetryDelays;
 use super::status::VolumeStatus;
 use super::volume::Resolved;
-use crate::block::Geometry;
+use crate::block::{BlockError, Geometry};
 
 /// The sending end of a channel whose receiver sleeps in a reactor, or wherever else.
 pub struct Mailbox<T> {
@@ -83,6 +86,10 @@ pub(crate) struct Join {
     pub(crate) access: IoAccess,
     /// How long an Abort may take to have an effect.
     pub(crate) abort_timeout: Duration,
+    /// Bytes of copies that the queue retains; 0 for none.
+    pub(crate) retain_bytes: usize,
+    /// Where it says what it has acknowledged.
+    pub(crate) ledger: Arc<Ledger>,
     /// Where the queue counts.
     pub(crate) status: Arc<VolumeStatus>,
 }
@@ -95,7 +102,9 @@ pub struct ToQueue(pub(crate) Order);
 pub(crate) enum Order {
     /// Connect.
     Join(AssociationId, Box<Join>),
-    /// All queues have joined: operations may be sent.
+    /// All queues have joined: copies of changes that were acknowledged up to this time are to be written again.
+    Restore(AssociationId, Time),
+    /// Operations may be sent.
     Go(AssociationId),
     /// Disconnect.
     Leave(AssociationId),
@@ -124,6 +133,10 @@ pub(crate) enum News {
     Failed(HostError),
     /// It has left, or could not join.
     Down(QueueEnd, HostError),
+    /// Copies are written again, as far as was ordered; the next one was acknowledged at this time.
+    Restored(Option<Time>),
+    /// A copy cannot be written again.
+    NotRestored(BlockError),
     /// A command is overdue: it is to be aborted.
     Overdue(Cid),
     /// Not of a queue, but of the resolver.
@@ -160,6 +173,8 @@ pub struct VolumeInfo {
     pub io_queues: usize,
     /// Operations that each queue takes.
     pub queue_depth: usize,
+    /// How often the target's machine ended without a shutdown, if it counts that.
+    pub unsafe_shutdowns: Option<u128>,
 }
 
 #[cfg(test)]

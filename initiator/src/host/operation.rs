@@ -31,10 +31,21 @@ pub(crate) enum Action {
     Discard,
 }
 
+/// Whom an operation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The front end.
+    Client(Ticket),
+    /// The queue: a flush that is to make room for copies.
+    Room,
+    /// The queue: a copy that is written again.
+    Copy,
+}
+
 /// An operation that has not ended.
 #[derive(Debug)]
 pub(crate) struct Operation {
-    pub(crate) ticket: Ticket,
+    pub(crate) owner: Owner,
     pub(crate) action: Action,
     /// Its place in the order of submission.
     pub(crate) sequence: u64,

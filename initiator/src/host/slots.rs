@@ -39,11 +39,6 @@ impl<T> Slots<T> {
         self.slots.len() - self.free.len()
     }
 
-    /// Slots altogether.
-    pub(crate) fn capacity(&self) -> usize {
-        self.slots.len()
-    }
-
     /// Puts a value into a free slot; hands it back when there is none.
     pub(crate) fn insert(&mut self, value: T) -> Result<u16, T> {
         let Some(index) = self.free.pop() else { return Err(value) };

@@ -41,6 +41,14 @@ pub struct ControlStatus {
     pub reconnects: u64,
     /// Attempts to connect since it was last live.
     pub attempts: u64,
+    /// How often the target's machine ended without a shutdown, by its own count; `None` when it does not count.
+    pub unsafe_shutdowns: Option<u128>,
+    /// Times that acknowledged writes were lost with the target's power, and clients told so.
+    pub losses: u64,
+    /// Times that they were written again from retained copies.
+    pub restorations: u64,
+    /// The last of either, and when.
+    pub last_loss: Option<(SystemTime, String)>,
     /// What last went wrong, and when.
     pub last_error: Option<(SystemTime, String)>,
 }
@@ -243,6 +251,10 @@ impl VolumeStatus {
                 keep_alive: Duration::ZERO,
                 reconnects: 0,
                 attempts: 0,
+                unsafe_shutdowns: None,
+                losses: 0,
+                restorations: 0,
+                last_loss: None,
                 last_error: None,
             }),
         })

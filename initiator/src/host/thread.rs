@@ -128,6 +128,11 @@ impl VolumeThread {
                     }
                 }
             }
+            Order::Restore(association, until) => {
+                if let Some(queue) = &mut self.queue {
+                    queue.restore(association, until);
+                }
+            }
             Order::Go(association) => {
                 if let Some(queue) = &mut self.queue {
                     queue.go(reactor, association);

@@ -14,7 +14,7 @@ use super::limits::Limits;
 use super::output::Output;
 use super::request::PieceSizes;
 use super::transmission::{Supply, Transmission};
-use crate::block::BlockDone;
+use crate::block::{BlockDone, BlockError, LossWatch, Losses};
 
 /// An open connection.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(super) struct Connection {
     input: Input,
     output: Output,
     phase: Phase,
+    /// What its client was told of writes that were lost.
+    losses: Option<LossWatch>,
     /// Whether the socket may have more to read: until a read says that it has not.
     pub(super) readable: bool,
     /// Whether the socket may take something: until a send says that it does not.
@@ -56,11 +58,17 @@ impl Connection {
             input: Input::new(),
             output,
             phase: Phase::Handshake(Handshake::new()),
+            losses: None,
             readable: true,
             writable: true,
             blocked_since: None,
             dirty: true,
         }
+    }
+
+    /// From its first turn on it is told of losses.
+    pub(super) fn watch(&mut self, losses: &Losses) {
+        self.losses.get_or_insert_with(|| losses.watch());
     }
 
     pub(super) fn is_in_handshake(&self) -> bool {
@@ -175,11 +183,22 @@ impl Connection {
     }
 
     /// An operation ended.
-    pub(super) fn done(&mut self, operation: usize, done: BlockDone) -> Result<(), End> {
+    pub(super) fn done(&mut self, operation: usize, done: BlockDone, losses: &Losses) -> Result<(), End> {
         self.dirty = true;
         let data: Option<Buffer> = done.buffer;
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.done(operation, done.result, data, &mut self.output),
+            Phase::Transmission(transmission) => {
+                let mut result = done.result;
+                // The answer to a flush or FUA says that what was written before is safe: it is the one that may not be given after a loss.
+                if result.is_ok()
+                    && transmission.is_sync(operation)
+                    && let Some(watch) = &mut self.losses
+                    && watch.tell(losses)
+                {
+                    result = Err(BlockError::WritesLost);
+                }
+                transmission.done(operation, result, data, &mut self.output)
+            }
             Phase::Handshake(_) | Phase::Closing => unreachable!("operations are made in transmission"),
         }
     }

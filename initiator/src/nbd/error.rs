@@ -18,6 +18,7 @@ pub(super) fn errno(error: BlockError, request: &Request) -> Errno {
         | BlockError::Reserved
         | BlockError::Io
         | BlockError::Abandoned
+        | BlockError::WritesLost
         | BlockError::TargetAway
         | BlockError::VolumeGone => Errno::EIO,
     }

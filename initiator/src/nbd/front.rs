@@ -167,6 +167,7 @@ impl Front {
             self.end_stalled(&mut context);
         }
         for (_, connection) in self.open() {
+            connection.watch(context.queue.losses());
             connection.dirty |= connection.is_waiting();
         }
         let mut again = true;
@@ -217,7 +218,7 @@ impl Front {
             let (index, operation) = split_ticket(done.ticket);
             match &mut self.entries[index] {
                 Entry::Open { connection, .. } => {
-                    if let Err(end) = connection.done(operation, done) {
+                    if let Err(end) = connection.done(operation, done, context.queue.losses()) {
                         self.end(index, &end, context);
                     }
                 }

@@ -28,6 +28,9 @@
 //! client, on any connection and thread, only after it ended. So it covers all that was acknowledged, and CAN_MULTI_CONN is truthful. FUA goes with each
 //! piece of a write; a trim with FUA is its discards, then a flush.
 //!
+//! When the target's machine lost its power, and acknowledged writes with it, the next FLUSH or FUA of each connection fails with EIO (once; see the module
+//! `host::ledger`): whoever relies on a flush is told that an earlier answer does not hold.
+//!
 //! # When a connection breaks
 //!
 //! Its requests that were not sent to the target are dropped. Those that were sent cannot be taken back, and the client may send them again on another

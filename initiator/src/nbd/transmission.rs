@@ -453,6 +453,12 @@ impl Transmission {
         self.submit(operation, op, supply);
     }
 
+    /// Whether an operation is of a request that is to bring something to stable storage.
+    pub(super) fn is_sync(&self, operation: usize) -> bool {
+        let request = &self.active[self.operations[operation].request].request;
+        request.command == Command::Flush || request.fua()
+    }
+
     /// An operation ended.
     pub(super) fn done(
         &mut self,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-use godwit_initiator::block::{BlockError, BlockOp, BlockQueue, Ticket};
+use godwit_initiator::block::{BlockError, BlockOp, BlockQueue, LossWatch, Ticket};
 use godwit_initiator::host::IoQueue;
 use godwit_rdma::Fabric;
 use godwit_reactor::Reactor;
@@ -38,6 +38,8 @@ enum Wish {
 pub(super) struct Load {
     pub(super) model: Model,
     random: Random,
+    /// What the client of each queue was told of lost writes, from its first turn on.
+    watches: Vec<Option<LossWatch>>,
     /// By queue.
     under_way: Vec<BTreeMap<u64, Under>>,
     /// To be submitted as soon as there is room, whatever the pace.
@@ -51,6 +53,8 @@ pub(super) struct Load {
     pub(super) may_be_gone: bool,
     /// Operations that ended well.
     pub(super) succeeded: u64,
+    /// Flushes and forced writes that failed for writes before them that were lost.
+    pub(super) told: u64,
     /// Operations that ended because the volume was given up.
     pub(super) gone: u64,
 }
@@ -67,6 +71,7 @@ impl Load {
         Self {
             model: Model::new(blocks),
             random,
+            watches: (0..queues).map(|_| None).collect(),
             under_way: (0..queues).map(|_| BTreeMap::new()).collect(),
             wishes: VecDeque::new(),
             depth,
@@ -75,6 +80,7 @@ impl Load {
             resting: false,
             may_be_gone: false,
             succeeded: 0,
+            told: 0,
             gone: 0,
         }
     }
@@ -206,13 +212,22 @@ impl Load {
 
     /// Takes what has ended, and checks it.
     pub(super) fn take_ends(&mut self, index: usize, queue: &mut IoQueue) {
+        self.watches[index].get_or_insert_with(|| BlockQueue::<Sim>::losses(queue).watch());
         while let Some(done) = BlockQueue::<Sim>::next_done(queue) {
             let Ticket(ticket) = done.ticket;
             let under = self.under_way[index].remove(&ticket).unwrap_or_else(|| panic!("operation {ticket} ended twice, or never began"));
             match done.result {
                 Ok(()) => {
                     self.succeeded += 1;
+                    let sync = matches!(under, Under::Flush(_) | Under::Change { fua: true, .. });
+                    let losses = BlockQueue::<Sim>::losses(queue);
+                    let told = sync && self.watches[index].as_mut().is_some_and(|watch| watch.tell(losses));
+                    if sync {
+                        self.told += u64::from(told);
+                        self.model.end_sync(index, told);
+                    }
                     match under {
+                        Under::Flush(_) if told => {}
                         Under::Read => {
                             let buffer = done.buffer.unwrap_or_else(|| panic!("read {ticket} lost its buffer"));
                             self.model.end_read(ticket, &buffer);

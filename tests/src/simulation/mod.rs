@@ -10,9 +10,10 @@ mod load;
 pub mod model;
 mod target;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_initiator::host::{Endpoint, LossTimeout, Names, Resolver, VolumeEvent, VolumeSettings, VolumeStatus};
+use godwit_initiator::host::{Endpoint, LossTimeout, Names, Resolver, Uncounted, VolumeEvent, VolumeSettings, VolumeStatus};
 use godwit_memory::{ClassLayout, Layout};
 use godwit_nvme::{HostId, Nqn, Nsid, QueueSize};
 use godwit_rdma::{FpduSize, Transport};
@@ -48,6 +49,10 @@ pub struct Options {
     pub abort_timeout: Duration,
     /// Until a lost volume is given up.
     pub loss_timeout: LossTimeout,
+    /// Bytes of acknowledged writes of which the initiator retains copies.
+    pub retain_bytes: usize,
+    /// What it makes of the return of a target that does not count.
+    pub uncounted: Uncounted,
     /// Whether iWARP checks its frames.
     pub crc: bool,
     /// Whether the user may take every buffer that the initiator has.
@@ -68,6 +73,8 @@ impl Options {
             io_timeout,
             abort_timeout: Duration::from_secs(random.below(3)),
             loss_timeout: LossTimeout::Never,
+            retain_bytes: 0,
+            uncounted: Uncounted::Trust,
             crc: random.below(4) == 0,
             scarce_buffers: random.below(3) == 0,
         }
@@ -87,6 +94,10 @@ pub struct Tally {
     pub restored: u64,
     /// Power cuts.
     pub cuts: u64,
+    /// Flushes and forced writes that failed for writes before them that were lost.
+    pub told: u64,
+    /// Times that lost writes were written again from copies.
+    pub restorations: u64,
     /// When it ended.
     pub ended: Time,
 }
@@ -98,6 +109,7 @@ pub struct Simulation {
     target: TargetMachine,
     host: HostMachine,
     tally: Tally,
+    status: Arc<VolumeStatus>,
     up: bool,
     stopped: bool,
     given_up: bool,
@@ -131,6 +143,9 @@ impl Simulation {
             loss_timeout: options.loss_timeout,
             io_timeout: options.io_timeout,
             abort_timeout: options.abort_timeout,
+            retain_bytes: options.retain_bytes,
+            uncounted: options.uncounted,
+            known_unsafe_shutdowns: None,
             read_only: false,
             status: VolumeStatus::new(options.queues),
         };
@@ -142,18 +157,23 @@ impl Simulation {
         };
         let mut load = Load::new(seed ^ 0x10AD, options.blocks, options.queues);
         load.may_be_gone = options.loss_timeout != LossTimeout::Never;
+        if options.uncounted == Uncounted::Fail {
+            load.model.promise(options.queues, options.retain_bytes > 0);
+        }
         let host = HostMachine::start(&world, options.queues, &pool, &settings, load);
         let random = Random::new(seed ^ 0xFA17);
         let tally = Tally::default();
-        let mut simulation = Self { world, random, target, host, tally, up: false, stopped: false, given_up: false };
+        let status = Arc::clone(&settings.status);
+        let mut simulation = Self { world, random, target, host, tally, status, up: false, stopped: false, given_up: false };
         simulation.run_until("the volume is up", |simulation| simulation.up);
         simulation
     }
 
     /// How often things happened so far.
     pub fn tally(&self) -> Tally {
-        let Load { succeeded, gone, .. } = self.host.load;
-        Tally { succeeded, gone, ended: self.world.now(), ..self.tally }
+        let Load { succeeded, gone, told, .. } = self.host.load;
+        let restorations = self.status.control().restorations;
+        Tally { succeeded, gone, told, restorations, ended: self.world.now(), ..self.tally }
     }
 
     /// Whether the volume was given up.
@@ -244,7 +264,7 @@ impl Simulation {
             self.target.kill();
         }
         self.world.cut_power(&self.target.disk);
-        self.host.load.model.cut_power();
+        self.host.load.model.cut_power_for_good();
         self.host.load.model.check_disk(&self.target.disk.contents());
         self.check_buffers();
         tally

@@ -97,6 +97,12 @@ pub struct Model {
     cuts: u64,
     /// Answers may still come that were given before the last power cut.
     late_answers: bool,
+    /// The initiator finds out when writes are lost: a flush that succeeds proves what it says, whatever happened before.
+    tells: bool,
+    /// The initiator writes again what was lost: nothing ever is, for its user.
+    restores: bool,
+    /// Clients that are still to be told of a loss.
+    owed: Vec<bool>,
 }
 
 /// What a flush covers.
@@ -110,7 +116,16 @@ impl Model {
     /// A volume of zeroes.
     pub fn new(blocks: usize) -> Self {
         let block = Block { durable: vec![Stamp::ZEROES], since: Vec::new(), pending: None };
-        Self { blocks: vec![block; blocks], reads: BTreeMap::new(), acknowledged: 0, cuts: 0, late_answers: false }
+        Self {
+            blocks: vec![block; blocks],
+            reads: BTreeMap::new(),
+            acknowledged: 0,
+            cuts: 0,
+            late_answers: false,
+            tells: false,
+            restores: false,
+            owed: Vec::new(),
+        }
     }
 
     /// Size in blocks.
@@ -121,6 +136,30 @@ impl Model {
     /// Whether a change of one of these blocks is under way.
     pub fn is_changing(&self, blocks: Range<usize>) -> bool {
         self.blocks[blocks].iter().any(|block| block.pending.is_some())
+    }
+
+    /// The initiator finds out about losses, and tells each of so many clients; or it has retained all that is lost.
+    pub fn promise(&mut self, clients: usize, restores: bool) {
+        self.tells = true;
+        self.restores = restores;
+        self.owed = vec![false; clients];
+    }
+
+    fn lose(&mut self) {
+        self.owed.fill(true);
+    }
+
+    /// A flush or a forced write of a client has ended, well or with the news that writes before it were lost.
+    ///
+    /// # Panics
+    ///
+    /// When the client should have been told, and was not.
+    pub fn end_sync(&mut self, client: usize, told: bool) {
+        assert!(!(told && self.restores), "client {client} was told of lost writes, and copies were retained");
+        if let Some(owed) = self.owed.get_mut(client) {
+            assert!(told || !*owed, "a flush or forced write of client {client} succeeded over lost writes");
+            *owed = false;
+        }
     }
 
     /// A change was asked for.
@@ -136,6 +175,9 @@ impl Model {
     /// A change was acknowledged.
     pub fn end_change(&mut self, blocks: Range<usize>, fua: bool) {
         self.acknowledged += 1;
+        if self.late_answers && !fua && !self.restores {
+            self.lose();
+        }
         for block in &mut self.blocks[blocks] {
             let change = block.pending.expect("the change began");
             // One that was made before the power cut, and not forced, may be lost by now.
@@ -166,7 +208,7 @@ impl Model {
 
     /// A flush was acknowledged. One that a power cut came between proves nothing about what had been written before the cut.
     pub fn end_flush(&mut self, mark: FlushMark) {
-        if mark.cuts != self.cuts {
+        if mark.cuts != self.cuts && !self.tells {
             return;
         }
         for block in &mut self.blocks {
@@ -180,7 +222,22 @@ impl Model {
     /// The disk lost its power: each block has any of its contents since the last flush, and that is on stable storage.
     pub fn cut_power(&mut self) {
         self.cuts += 1;
+        if self.restores {
+            return;
+        }
         self.late_answers = true;
+        if self.blocks.iter().any(|block| !block.since.is_empty()) {
+            self.lose();
+        }
+        self.forget_unflushed();
+    }
+
+    /// The last power cut, after which nothing is left that could write again what was lost.
+    pub fn cut_power_for_good(&mut self) {
+        self.forget_unflushed();
+    }
+
+    fn forget_unflushed(&mut self) {
         for index in 0..self.blocks.len() {
             let block = &mut self.blocks[index];
             block.durable = block.survivors();
@@ -373,9 +430,35 @@ mod tests {
         rejects_read(&mut model, OLD);
     }
 
+    #[test]
+    fn a_client_that_is_owed_the_news_of_a_loss_must_get_it() {
+        let mut model = Model::new(1);
+        model.promise(2, false);
+        write(&mut model, OLD, true);
+        model.cut_power();
+        model.end_sync(0, false);
+        write(&mut model, NEW, false);
+        model.cut_power();
+        model.end_sync(1, true);
+        model.end_sync(1, false);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| model.end_sync(0, false)));
+        assert!(caught.is_err(), "client 0 was not told");
+    }
+
+    #[test]
+    fn what_is_written_again_is_there_after_a_power_cut() {
+        let mut model = Model::new(1);
+        model.promise(1, true);
+        write(&mut model, OLD, true);
+        write(&mut model, NEW, false);
+        model.cut_power();
+        rejects_read(&mut model, OLD);
+        read(&mut model, NEW);
+    }
+
     impl Model {
         fn clone_blocks(&self) -> Self {
-            Self { blocks: self.blocks.clone(), reads: BTreeMap::new(), ..*self }
+            Self { blocks: self.blocks.clone(), reads: BTreeMap::new(), owed: self.owed.clone(), ..*self }
         }
     }
 }

@@ -69,7 +69,7 @@ impl IoQueue {
 
     /// All queues have joined.
     pub(crate) fn go<R: Reactor>(&mut self, reactor: &R, association: AssociationId) {
-        if let Link::Ready { qp } = self.link
+        if let Link::Ready { qp } | Link::Restoring { qp } = self.link
             && association == self.association
         {
             self.link = Link::Live { qp };
@@ -84,7 +84,7 @@ impl IoQueue {
             return;
         }
         match self.link {
-            Link::Live { qp } => {
+            Link::Restoring { qp } | Link::Live { qp } => {
                 self.link = Link::Leaving { qp };
                 fabric.disconnect(reactor, qp);
                 self.arm_link_timer(reactor, LEAVE_TIMEOUT);
@@ -160,7 +160,7 @@ impl IoQueue {
 
     /// The connection cannot be used any more; the association ends.
     pub(super) fn fail<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, error: HostError) {
-        if matches!(self.link, Link::Live { .. }) {
+        if self.link.carries() {
             self.tell(News::Failed(error));
             self.leave(reactor, fabric, self.association);
         } else {
@@ -243,7 +243,7 @@ impl IoQueue {
     ) -> Result<(), HostError> {
         match self.link {
             Link::Joining { qp, rkey } => return self.on_connect_response(reactor, fabric, qp, rkey, cqe, invalidated),
-            Link::Live { .. } => {}
+            Link::Restoring { .. } | Link::Live { .. } => {}
             // What comes after we closed is of no use any more: the operation is sent again.
             Link::Leaving { .. } => return Ok(()),
             _ => return Err(HostError::Violation("it sent a response before any command")),
@@ -297,7 +297,7 @@ impl IoQueue {
 
     /// The connection is over: what was sent on it comes back.
     fn on_disconnected<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, reason: &Disconnect) {
-        let (Link::Live { qp } | Link::Leaving { qp }) = self.link else {
+        let (Link::Restoring { qp } | Link::Live { qp } | Link::Leaving { qp }) = self.link else {
             return self.fail(reactor, fabric, disconnected(reason, self.address));
         };
         let unanswered_change = self.operations.iter().any(|(_, operation)| operation.is_unanswered() && operation.action.is_change());

@@ -6,6 +6,7 @@
 //! Submitting only queues: operations are sent at the end of a turn, when all that had happened to the connection is known. So no buffer is lent to a
 //! queue pair that has just failed.
 
+mod keep;
 mod link;
 mod send;
 
@@ -23,11 +24,12 @@ use godwit_reactor::{Reactor, Time, TimerId};
 use super::TokenSpace;
 use super::bringup::IDENTIFY_BYTES;
 use super::message::{AssociationId, FromQueue, IoAccess, Join, Mailbox, News};
-use super::operation::{Action, Operation, Place, Untaken, plan};
+use super::operation::{Action, Operation, Owner, Place, Untaken, plan};
 use super::retry::{Verdict, judge};
-use super::slots::Slots;
+use super::slots::{MAX_SLOTS, Slots};
 use super::status::{QueueCounters, VolumeStatus};
-use crate::block::{BlockDone, BlockError, BlockOp, BlockQueue, Geometry, Ticket};
+use crate::block::{BlockDone, BlockError, BlockOp, BlockQueue, Geometry, Losses, Ticket};
+use keep::Keep;
 
 /// The smallest buffers of a pool, for the range of a discard.
 const SMALL_BUFFER_BYTES: usize = 16;
@@ -43,6 +45,8 @@ enum Link {
     Joining { qp: QpId, rkey: Rkey },
     /// The queue has joined and waits for the others.
     Ready { qp: QpId },
+    /// Copies are written again on it.
+    Restoring { qp: QpId },
     /// Operations are sent on it.
     Live { qp: QpId },
     /// We have closed our direction.
@@ -54,11 +58,19 @@ enum Link {
 impl Link {
     fn qp(&self) -> Option<QpId> {
         match *self {
-            Self::Connecting { qp, .. } | Self::Joining { qp, .. } | Self::Ready { qp } | Self::Live { qp } | Self::Leaving { qp } => {
-                Some(qp)
-            }
+            Self::Connecting { qp, .. }
+            | Self::Joining { qp, .. }
+            | Self::Ready { qp }
+            | Self::Restoring { qp }
+            | Self::Live { qp }
+            | Self::Leaving { qp } => Some(qp),
             Self::Down | Self::Gone => None,
         }
+    }
+
+    /// Whether commands may be outstanding on it, and answers are taken.
+    fn carries(&self) -> bool {
+        matches!(self, Self::Restoring { .. } | Self::Live { .. })
     }
 }
 
@@ -84,6 +96,11 @@ pub struct IoQueue {
     status: Arc<VolumeStatus>,
     /// The target has been away for too long: operations fail instead of waiting.
     failing: bool,
+    keep: Keep,
+    /// Operations of clients that it takes.
+    depth: usize,
+    /// Operations of its own that are in the table.
+    own: usize,
     link: Link,
     /// Where the target is.
     address: SocketAddr,
@@ -116,7 +133,9 @@ impl IoQueue {
         io_timeout: Duration,
         join: &Join,
     ) -> Option<Self> {
-        let depth = depth(join.queue_size);
+        let own = if join.retain_bytes > 0 { keep::OWN_OPERATIONS } else { 0 };
+        let depth = depth(join.queue_size).min(MAX_SLOTS - own);
+        let slots = depth + own;
         Some(Self {
             queue,
             tokens,
@@ -125,13 +144,16 @@ impl IoQueue {
             abort_timeout: join.abort_timeout,
             status: Arc::clone(&join.status),
             failing: false,
+            keep: Keep::new(reactor.pool(), join, slots)?,
+            depth,
+            own: 0,
             link: Link::Down,
             address: join.endpoint.address,
             association: AssociationId::default(),
             access: join.access.clone(),
-            operations: Slots::new(depth),
-            waiting: VecDeque::with_capacity(depth),
-            delayed: Vec::with_capacity(depth),
+            operations: Slots::new(slots),
+            waiting: VecDeque::with_capacity(slots),
+            delayed: Vec::with_capacity(slots),
             done: VecDeque::with_capacity(depth),
             next_sequence: 0,
             in_flight: 0,
@@ -165,14 +187,13 @@ impl IoQueue {
         let buffer = sent.buffer.take();
         operation.place = Place::Here(buffer);
         self.in_flight -= 1;
-        match judge(status, operation.retries, &self.access.retry_delays) {
-            Verdict::Done => {
-                let (action, took) = (operation.action, now.since(operation.submitted));
-                self.counters().count(action, took);
-                self.end_here(index, Ok(()));
-            }
-            Verdict::Failed(error) => self.end_here(index, Err(error)),
-            Verdict::Retry(delay) => {
+        match (judge(status, operation.retries, &self.access.retry_delays), operation.owner) {
+            (Verdict::Done, Owner::Client(_)) => self.succeeded(now, index),
+            (Verdict::Failed(error), Owner::Client(_)) => self.end_here(index, Err(error)),
+            (verdict @ (Verdict::Done | Verdict::Failed(_)), Owner::Room) => self.room_made(now, index, verdict == Verdict::Done),
+            (Verdict::Done, Owner::Copy) => self.end_here(index, Ok(())),
+            (Verdict::Failed(error), Owner::Copy) => self.copy_failed(index, error),
+            (Verdict::Retry(delay), _) => {
                 operation.retries += 1;
                 self.delayed.push((now + delay, index));
                 self.counters().count_retry();
@@ -183,13 +204,14 @@ impl IoQueue {
     /// Ends an operation that is not at the target.
     fn end_here(&mut self, index: u16, result: Result<(), BlockError>) {
         let Some(operation) = self.operations.remove(index) else { return };
-        if result.is_err() {
-            self.counters().count_error();
-        }
         let mut buffer = match operation.place {
             Place::Here(buffer) => buffer,
             Place::Sent(sent) => sent.buffer,
         };
+        let Owner::Client(ticket) = operation.owner else { return self.end_own(operation.owner, buffer) };
+        if result.is_err() {
+            self.counters().count_error();
+        }
         match operation.action {
             Action::Read { len_bytes, .. } => {
                 if let Some(buffer) = &mut buffer {
@@ -200,7 +222,7 @@ impl IoQueue {
             Action::Discard => buffer = None,
             _ => {}
         }
-        self.done.push_back(BlockDone { ticket: operation.ticket, result, buffer });
+        self.done.push_back(BlockDone { ticket, result, buffer });
     }
 }
 
@@ -214,8 +236,12 @@ impl<R: Reactor> BlockQueue<R> for IoQueue {
         self.access.geometry
     }
 
+    fn losses(&self) -> &Losses {
+        self.keep.losses()
+    }
+
     fn submit(&mut self, reactor: &mut R, _: &mut Fabric, ticket: Ticket, op: BlockOp) -> Result<(), BlockOp> {
-        if self.operations.len() + self.done.len() >= self.operations.capacity() {
+        if self.operations.len() - self.own + self.done.len() >= self.depth {
             return Err(op);
         }
         let (action, buffer) = match plan(op, &self.access, || reactor.pool().take(SMALL_BUFFER_BYTES)) {
@@ -228,8 +254,15 @@ impl<R: Reactor> BlockQueue<R> for IoQueue {
         };
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let operation =
-            Operation { ticket, action, sequence, submitted: reactor.now(), retries: 0, was_sent: false, place: Place::Here(buffer) };
+        let operation = Operation {
+            owner: Owner::Client(ticket),
+            action,
+            sequence,
+            submitted: reactor.now(),
+            retries: 0,
+            was_sent: false,
+            place: Place::Here(buffer),
+        };
         let index = self.operations.insert(operation).expect("a slot is free, as was checked");
         if matches!(self.link, Link::Gone) {
             self.end_here(index, Err(BlockError::VolumeGone));
@@ -246,7 +279,7 @@ impl<R: Reactor> BlockQueue<R> for IoQueue {
     }
 
     fn abandon(&mut self, ticket: Ticket) {
-        let found = self.operations.iter().find(|(_, operation)| operation.ticket == ticket && !operation.was_sent);
+        let found = self.operations.iter().find(|(_, operation)| operation.owner == Owner::Client(ticket) && !operation.was_sent);
         let Some((index, _)) = found else { return };
         self.waiting.retain(|&waiting| waiting != index);
         self.end_here(index, Err(BlockError::Abandoned));

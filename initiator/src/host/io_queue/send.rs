@@ -10,7 +10,7 @@ use super::{IoQueue, Link, QueueTimer};
 use crate::block::BlockError;
 use crate::host::error::HostError;
 use crate::host::message::News;
-use crate::host::operation::{Action, Operation, Place, Sent};
+use crate::host::operation::{Action, Operation, Owner, Place, Sent};
 use crate::host::queue::keyed;
 
 /// How often operations in flight are checked for their age.
@@ -19,8 +19,16 @@ const WATCH_PERIOD: Duration = Duration::from_secs(1);
 impl IoQueue {
     /// Sends what may be sent: once a turn, after all completions were handled.
     pub(crate) fn pump<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
-        if let Link::Live { qp } = self.link {
-            self.send_waiting(reactor, fabric, qp);
+        match self.link {
+            Link::Live { qp } => {
+                self.make_room(reactor.now());
+                self.send_waiting(reactor, fabric, qp);
+            }
+            Link::Restoring { qp } => self.restore_more(reactor, fabric, qp),
+            _ => {}
+        }
+        if self.in_flight > 0 && self.watch_timer.is_none() {
+            self.watch_timer = Some(reactor.set_timer(reactor.now() + WATCH_PERIOD, self.tokens.queue(QueueTimer::Watch)));
         }
         self.counters().set_load(self.in_flight, self.operations.len() - self.in_flight);
     }
@@ -35,12 +43,9 @@ impl IoQueue {
         {
             self.send(now, fabric, qp, index);
         }
-        if self.in_flight > 0 && self.watch_timer.is_none() {
-            self.watch_timer = Some(reactor.set_timer(now + WATCH_PERIOD, self.tokens.queue(QueueTimer::Watch)));
-        }
     }
 
-    fn send(&mut self, now: Time, fabric: &mut Fabric, qp: QpId, index: u16) {
+    pub(super) fn send(&mut self, now: Time, fabric: &mut Fabric, qp: QpId, index: u16) {
         let Some(operation) = self.operations.get_mut(index) else { return };
         let Place::Here(buffer) = &mut operation.place else { return };
         let (action, mut buffer) = (operation.action, buffer.take());
@@ -63,6 +68,9 @@ impl IoQueue {
                 sqe = sqe.with_sgl(keyed(fabric, qp, remote, len_bytes));
             }
         }
+        if action == Action::Flush {
+            self.keep.before_flush(index);
+        }
         operation.was_sent = true;
         operation.place = Place::Sent(Sent { at: now, rkey, buffer: None, send_done: false, overdue: false, status: None });
         let cid = self.operations.name(index);
@@ -72,7 +80,7 @@ impl IoQueue {
     }
 
     /// Puts what is due in front of the line, and sets the timer for the rest.
-    fn schedule_retries<R: Reactor>(&mut self, reactor: &mut R) {
+    pub(super) fn schedule_retries<R: Reactor>(&mut self, reactor: &mut R) {
         let now = reactor.now();
         for entry in (0..self.delayed.len()).rev() {
             if self.delayed[entry].0 <= now {
@@ -94,22 +102,31 @@ impl IoQueue {
     pub(super) fn take_back(&mut self, fabric: &mut Fabric, qp: QpId) {
         let mut line = Vec::with_capacity(self.operations.len());
         let mut lost = Vec::new();
+        let mut copies = Vec::new();
+        self.keep.taken_back();
         for (index, operation) in self.operations.iter_mut() {
             if let Place::Sent(sent) = &mut operation.place {
                 let lent = sent.rkey.take().and_then(|rkey| fabric.revoke(qp, rkey));
                 let buffer = lent.or(sent.buffer.take());
-                if buffer.is_none() && operation.action.data_bytes() > 0 {
+                if buffer.is_none() && operation.action.data_bytes() > 0 && operation.owner != Owner::Copy {
                     lost.push(index);
                 }
                 operation.place = Place::Here(buffer);
             }
-            line.push((operation.sequence, index));
+            match operation.owner {
+                Owner::Copy => copies.push(index),
+                Owner::Client(_) | Owner::Room => line.push((operation.sequence, index)),
+            }
         }
         line.sort_unstable();
         self.in_flight = 0;
         self.delayed.clear();
         self.waiting.clear();
         self.waiting.extend(line.into_iter().map(|(_, index)| index).filter(|index| !lost.contains(index)));
+        // They are still in the ring, and written from there if need be.
+        for index in copies {
+            self.end_here(index, Err(BlockError::Io));
+        }
         for index in lost {
             self.end_here(index, Err(BlockError::Io));
         }
@@ -122,7 +139,7 @@ impl IoQueue {
     pub(crate) fn on_watch_timer<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
         self.watch_timer = None;
         let now = reactor.now();
-        if !matches!(self.link, Link::Live { .. }) {
+        if !self.link.carries() {
             return;
         }
         let after = self.io_timeout + self.abort_timeout;

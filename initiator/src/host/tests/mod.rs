@@ -1,5 +1,6 @@
 //! The host on io_uring and loopback, against a target that is made for it.
 
+mod durability;
 mod paths;
 mod patience;
 mod proxy;
@@ -15,7 +16,7 @@ use godwit_rdma::{Fabric, FpduSize, Transport};
 use godwit_reactor::{Event, PollBudget, Reactor, Uring, UringConfig};
 
 use super::{
-    Address, Endpoint, HostError, LossTimeout, Mailbox, Names, Resolver, TokenSpace, VolumeControl, VolumeEvent, VolumeInfo,
+    Address, Endpoint, HostError, LossTimeout, Mailbox, Names, Resolver, TokenSpace, Uncounted, VolumeControl, VolumeEvent, VolumeInfo,
     VolumeSettings, VolumeState, VolumeStatus, VolumeThread,
 };
 use crate::block::{BlockDone, BlockError, BlockOp, BlockQueue, Ticket};
@@ -48,6 +49,9 @@ struct Options {
     addresses: Vec<Address>,
     discovery: bool,
     resolver: Resolver,
+    retain_bytes: usize,
+    uncounted: Uncounted,
+    known_unsafe_shutdowns: Option<u128>,
 }
 
 impl Default for Options {
@@ -65,6 +69,9 @@ impl Default for Options {
             addresses: Vec::new(),
             discovery: false,
             resolver: Resolver::default(),
+            retain_bytes: 0,
+            uncounted: Uncounted::Trust,
+            known_unsafe_shutdowns: None,
         }
     }
 }
@@ -128,6 +135,9 @@ impl World {
             loss_timeout: options.loss_timeout,
             io_timeout: options.io_timeout,
             abort_timeout: options.abort_timeout,
+            retain_bytes: options.retain_bytes,
+            uncounted: options.uncounted,
+            known_unsafe_shutdowns: options.known_unsafe_shutdowns,
             read_only: false,
             status: Arc::clone(&self.status),
         };

@@ -7,7 +7,7 @@ use godwit_nvme::cm::{QueueAccept, QueueReject, QueueRequest, RejectStatus};
 use godwit_nvme::feature::{FeatureId, NumberOfQueues};
 use godwit_nvme::identify::{ControllerType, IoIdentifyController, OptionalNvmCommands, WriteCache};
 use godwit_nvme::log::{AddressFamily, RdmaAddress, RdmaProvider};
-use godwit_nvme::log::{DiscoveryEntry, DiscoveryHeader, SubsystemType};
+use godwit_nvme::log::{DiscoveryEntry, DiscoveryHeader, SmartLog, SubsystemType};
 use godwit_nvme::property::ShutdownNotification;
 use godwit_nvme::sqe::{Abort, Cns, IoRange};
 use godwit_nvme::{
@@ -37,6 +37,10 @@ pub(super) enum Executed {
 pub(super) struct Faults {
     /// Carries commands out but never answers writes.
     pub(super) mute_writes: bool,
+    /// Carries flushes out, and answers them later.
+    pub(super) hold_flushes: bool,
+    /// Neither carries out nor answers flushes.
+    pub(super) mute_flushes: bool,
     /// Answers nothing, Keep Alive included.
     pub(super) mute: bool,
     /// Answers this to so many I/O commands.
@@ -69,6 +73,10 @@ struct Queue {
 pub(super) struct FakeTarget {
     pub(super) port: u16,
     pub(super) disk: Vec<u8>,
+    /// What a power cut leaves of it.
+    pub(super) durable: Vec<u8>,
+    /// How often it lost its power; a target that does not count has no log of it.
+    pub(super) unsafe_shutdowns: Option<u128>,
     pub(super) nguid: [u8; 16],
     pub(super) in_capsule_bytes: u32,
     pub(super) faults: Faults,
@@ -103,6 +111,8 @@ impl FakeTarget {
         Self {
             port,
             disk: vec![0; blocks * BLOCK],
+            durable: vec![0; blocks * BLOCK],
+            unsafe_shutdowns: Some(0),
             nguid: [9; 16],
             in_capsule_bytes: 8192,
             faults: Faults::default(),
@@ -158,6 +168,20 @@ impl FakeTarget {
         }
         self.events = None;
         self.unanswered.clear();
+    }
+
+    /// Answers what was held back.
+    pub(super) fn answer_held(&mut self, fabric: &mut Fabric) {
+        for (qp, cid, key) in std::mem::take(&mut self.unanswered) {
+            self.answer_io(fabric, qp, cid, key);
+        }
+    }
+
+    /// Loses its power: what was not flushed is gone.
+    pub(super) fn cut_power(&mut self, reactor: &mut Uring, fabric: &mut Fabric) {
+        self.kill(reactor, fabric);
+        self.disk.copy_from_slice(&self.durable);
+        self.unsafe_shutdowns = self.unsafe_shutdowns.map(|count| count + 1);
     }
 
     /// Tells the host that the namespace changed.
@@ -243,6 +267,9 @@ impl FakeTarget {
             IoCommand::Write(range) => {
                 let start = offset(&range);
                 self.disk[start..start + data.len()].copy_from_slice(data);
+                if range.is_forced_unit_access() {
+                    self.durable[start..start + data.len()].copy_from_slice(data);
+                }
                 self.executed.push(Executed::Write(range.blocks.start.get(), data[0]));
                 if self.faults.mute_writes {
                     self.unanswered.push((qp, sqe.cid(), key));
@@ -325,6 +352,18 @@ impl FakeTarget {
                 put(reactor, fabric, qp, sqe, &bytes[start..end]);
                 send(fabric, qp, &cqe, sqe.sgl().unwrap().key_to_invalidate());
             }
+            AdminCommand::GetLogPage(log) if log.id == LogId::SMART => match self.unsafe_shutdowns {
+                Some(count) => {
+                    let mut smart = SmartLog::zeroed();
+                    smart.unsafe_shutdowns.set(count);
+                    put(reactor, fabric, qp, sqe, smart.as_bytes());
+                    send(fabric, qp, &cqe, sqe.sgl().unwrap().key_to_invalidate());
+                }
+                None => {
+                    let unknown = StatusCode::INVALID_LOG_PAGE.do_not_retry();
+                    send(fabric, qp, &Cqe::new(sqe.cid(), Qid::ADMIN, Sqhd::new(0), unknown), None);
+                }
+            },
             AdminCommand::GetLogPage(_) => {
                 put(reactor, fabric, qp, sqe, NamespaceList::changed(&[Nsid::new(1)]).as_bytes());
                 send(fabric, qp, &cqe, sqe.sgl().unwrap().key_to_invalidate());
@@ -404,7 +443,20 @@ impl FakeTarget {
                 put(reactor, fabric, qp, sqe, &data);
                 self.executed.push(Executed::Read(range.blocks.start.get()));
             }
-            IoCommand::Flush(_) => self.executed.push(Executed::Flush),
+            IoCommand::Flush(_) => {
+                self.executed.push(Executed::Flush);
+                if self.faults.mute_flushes {
+                    return;
+                }
+                if self.faults.hold_flushes {
+                    self.durable = self.disk.clone();
+                    self.unanswered.push((qp, sqe.cid(), key));
+                    return;
+                }
+                if !matches!(self.faults.status, Some((_, 1..))) {
+                    self.durable = self.disk.clone();
+                }
+            }
             IoCommand::WriteZeroes(range) => {
                 let start = offset(&range);
                 let len = usize::try_from(range.blocks.count.get()).unwrap() * BLOCK;

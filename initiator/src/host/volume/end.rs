@@ -26,9 +26,10 @@ pub(super) const MAX_SHUTDOWN: Duration = Duration::from_secs(10);
 impl VolumeControl {
     /// Ends the association, or the attempt at one. Once everything is down, [`Self::ended`] decides what comes next.
     pub(super) fn end<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, reason: HostError) {
+        let sent = matches!(self.state, State::Live | State::Restoring { .. });
         let was_live = match self.state {
             State::Live => true,
-            State::Looking | State::Opening { .. } | State::Joining { .. } | State::Stopping { .. } => false,
+            State::Looking | State::Opening { .. } | State::Joining { .. } | State::Restoring { .. } | State::Stopping { .. } => false,
             State::Ending { .. } => return self.check_ended(reactor, fabric),
             State::Waiting | State::Over => return,
         };
@@ -60,7 +61,7 @@ impl VolumeControl {
             admin.destroy(reactor, fabric);
         }
         self.arm(reactor, ControlTimer::State, LEAVE_TIMEOUT);
-        self.state = State::Ending { reason, was_live };
+        self.state = State::Ending { reason, was_live, sent };
         self.order_all(Order::Leave);
         if let Some(admin) = &mut self.admin {
             admin.leave(reactor, fabric);
@@ -113,23 +114,29 @@ impl VolumeControl {
         if self.admin.is_some() || !queues_down {
             return;
         }
-        if let State::Ending { reason, was_live } = std::mem::replace(&mut self.state, State::Waiting) {
+        if let State::Ending { reason, was_live, sent } = std::mem::replace(&mut self.state, State::Waiting) {
             self.cancel(reactor, ControlTimer::State);
+            if sent {
+                self.set_fence(reactor.now());
+            }
             self.ended(reactor, fabric, reason, was_live);
         }
+    }
+
+    /// Something was sent on the association that may have to be waited for.
+    fn set_fence(&mut self, now: Time) {
+        let Some(session) = &self.session else { return };
+        let fence = fence(now, session);
+        if fence > now {
+            let wait = fence.since(now).as_secs_f32();
+            info!(volume = self.settings.name, "waiting {wait:.1} s until the target has given up the old association");
+        }
+        self.fence = self.fence.max(fence);
     }
 
     /// Everything of the association is down.
     fn ended<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, reason: HostError, was_live: bool) {
         let now = reactor.now();
-        if was_live && let Some(session) = &self.session {
-            let fence = fence(now, session);
-            if fence > now {
-                let wait = fence.since(now).as_secs_f32();
-                info!(volume = self.settings.name, "waiting {wait:.1} s until the target has given up the old association");
-            }
-            self.fence = self.fence.max(fence);
-        }
         self.session = None;
         if let Some(current) = self.current {
             if was_live { self.paths.lost(&current) } else { self.paths.failed(&current, &reason) }
@@ -202,7 +209,7 @@ impl VolumeControl {
                 let last = self.lost.take().unwrap_or_else(|| HostError::Connection("lost".to_owned()));
                 self.give_up(reactor, fabric, last);
             }
-            State::Looking | State::Opening { .. } | State::Joining { .. } => {
+            State::Looking | State::Opening { .. } | State::Joining { .. } | State::Restoring { .. } => {
                 let last = self.lost.take().unwrap_or_else(|| HostError::Connection("no answer".to_owned()));
                 self.end(reactor, fabric, last);
             }

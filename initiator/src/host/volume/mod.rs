@@ -10,12 +10,15 @@
 //!    +------------------ Ending <-----------+-------------------+-------------------------+
 //! ```
 //!
+//! Between `Joining` and `Live` comes `Restoring`, when writes are to be written again that the target has lost.
+//!
 //! `Stopping` is the orderly end of `Live`, `Over` the last state.
 
 mod end;
 mod lookup;
 mod paths;
 mod probe;
+mod restore;
 mod watch;
 
 use std::rc::Rc;
@@ -35,6 +38,7 @@ use super::bringup::{Bringup, Command, Controller, Names, Next, Outcome, Script,
 use super::discover::Discovery;
 use super::error::HostError;
 use super::fence::QueueEnd;
+use super::ledger::{Ledger, Uncounted};
 use super::message::{AssociationId, FromQueue, IoAccess, Join, Mailbox, News, Order, ToQueue, VolumeEvent, VolumeInfo};
 use super::namespace::Attached;
 use super::queue::Endpoint;
@@ -83,6 +87,13 @@ pub struct VolumeSettings {
     pub io_timeout: Duration,
     /// How long it may take from then on before the association is given up; with zero it is at once, without an Abort.
     pub abort_timeout: Duration,
+    /// Bytes of acknowledged writes, over all queues, of which copies are retained until they are flushed; 0 for none. Each queue has its part, of at least
+    /// the longest transfer.
+    pub retain_bytes: usize,
+    /// What is made of the return of a target that does not count unsafe shutdowns.
+    pub uncounted: Uncounted,
+    /// The count of unsafe shutdowns when an earlier process last saw it whose clients may rely on writes that are not flushed.
+    pub known_unsafe_shutdowns: Option<u128>,
     /// Refuse writes.
     pub read_only: bool,
     /// What the volume tells of itself: of one that has at least as many queues.
@@ -123,10 +134,12 @@ enum State {
     Opening { script: Box<Bringup>, next: Option<Box<Command>>, established: bool, since: Time },
     /// The I/O queues are connecting.
     Joining { joined: Vec<bool> },
+    /// Copies of lost writes are being written again: what each queue has to write next, for those of which that is known.
+    Restoring { next: Vec<Option<Option<Time>>> },
     /// Operations flow.
     Live,
     /// The connections are being closed.
-    Ending { reason: HostError, was_live: bool },
+    Ending { reason: HostError, was_live: bool, sent: bool },
     /// The controller is being shut down; then the connections are closed.
     Stopping { script: Shutdown, next: Option<Box<Command>> },
     /// There will be no other association.
@@ -138,6 +151,7 @@ enum State {
 struct Session {
     controller: Controller,
     attached: Attached,
+    unsafe_shutdowns: Option<u128>,
     /// When the last Keep Alive, or Connect, was answered.
     last_answer: Time,
     /// Whether a Keep Alive is unanswered.
@@ -184,6 +198,9 @@ pub struct VolumeControl {
     volume: Option<Attached>,
     /// I/O queues that the volume runs on, once it was up.
     io_queues: usize,
+    ledger: Arc<Ledger>,
+    /// Unsafe shutdowns, as of the last association that was live.
+    unsafe_shutdowns: Option<u128>,
     /// No association may be made before this.
     fence: Time,
     started: Time,
@@ -210,6 +227,8 @@ impl VolumeControl {
         let backoff = Backoff::new(settings.reconnect_delay, settings.seed);
         assert!(settings.status.capacity() >= queues.len(), "a status for {} queues", queues.len());
         Self {
+            ledger: Arc::new(Ledger::new(queues.len())),
+            unsafe_shutdowns: settings.known_unsafe_shutdowns,
             settings,
             tokens,
             queues,
@@ -258,7 +277,7 @@ impl VolumeControl {
         match self.state {
             State::Live => self.shut_down(reactor, fabric),
             State::Waiting => self.finish_stop(reactor, fabric),
-            State::Looking | State::Opening { .. } | State::Joining { .. } => {
+            State::Looking | State::Opening { .. } | State::Joining { .. } | State::Restoring { .. } => {
                 self.end(reactor, fabric, HostError::Connection("stopped".to_owned()));
             }
             State::Ending { .. } | State::Stopping { .. } => {}
@@ -423,7 +442,7 @@ impl VolumeControl {
 
     /// The controller is enabled and the namespace known: have the I/O queues join.
     fn on_opened<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, outcome: Outcome) {
-        let Outcome { controller, namespace: Some(mut attached) } = outcome else {
+        let Outcome { controller, namespace: Some(mut attached), unsafe_shutdowns } = outcome else {
             return self.end(reactor, fabric, HostError::NoNamespaces);
         };
         attached.geometry.read_only |= self.settings.read_only;
@@ -454,6 +473,7 @@ impl VolumeControl {
         self.session = Some(Session {
             controller,
             attached,
+            unsafe_shutdowns,
             last_answer: reactor.now(),
             keep_alive_unanswered: false,
             ends: vec![None; self.io_queues],
@@ -472,6 +492,8 @@ impl VolumeControl {
                 connect_data: self.settings.names.connect_data(cntlid),
                 access: access.clone(),
                 abort_timeout: self.settings.abort_timeout,
+                retain_bytes: self.settings.retain_bytes / self.io_queues.max(1),
+                ledger: Arc::clone(&self.ledger),
                 status: Arc::clone(&self.settings.status),
             };
             queue.send(ToQueue(Order::Join(self.association, Box::new(join))));
@@ -492,6 +514,8 @@ impl VolumeControl {
                 News::Joined => self.on_joined(reactor, queue),
                 News::Failed(error) => self.end(reactor, fabric, error),
                 News::Down(end, error) => self.on_queue_down(reactor, fabric, queue, end, error),
+                News::Restored(next) => self.on_restored(reactor, queue, next),
+                News::NotRestored(error) => self.on_not_restored(reactor, error),
                 News::Overdue(cid) => self.abort_command(reactor, fabric, queue, cid),
                 News::Resolved(_) => {}
             }
@@ -504,14 +528,22 @@ impl VolumeControl {
         if !joined.iter().all(|&joined| joined) {
             return;
         }
+        self.cancel(reactor, ControlTimer::State);
+        if !self.check_lost_writes() {
+            self.go_live(reactor);
+        }
+    }
+
+    /// Operations may be sent.
+    fn go_live<R: Reactor>(&mut self, reactor: &mut R) {
         let Some(session) = &self.session else { return };
+        self.unsafe_shutdowns = session.unsafe_shutdowns;
         self.state = State::Live;
         let first = self.volume.is_none();
         let grown = self.volume.as_ref().is_some_and(|volume| volume.geometry != session.attached.geometry);
         let attached = session.attached.clone();
         let queue_depth = usize::from(session.controller.queue_size.zeroes_based());
         let (cntlid, keep_alive) = (session.controller.cntlid, session.controller.keep_alive);
-        self.cancel(reactor, ControlTimer::State);
         self.cancel(reactor, ControlTimer::Loss);
         self.cancel(reactor, ControlTimer::FailFast);
         if let Some(current) = self.current {
@@ -526,6 +558,7 @@ impl VolumeControl {
             status.queue_depth = queue_depth;
             status.keep_alive = keep_alive;
             status.attempts = 0;
+            status.unsafe_shutdowns = self.unsafe_shutdowns;
             status.reconnects += u64::from(!first);
         });
         let name = &self.settings.name;
@@ -536,6 +569,7 @@ impl VolumeControl {
                 geometry: attached.geometry,
                 io_queues: self.io_queues,
                 queue_depth,
+                unsafe_shutdowns: self.unsafe_shutdowns,
             })));
         } else {
             info!(volume = name, "connected again");
@@ -587,7 +621,7 @@ impl VolumeControl {
                 self.end(reactor, fabric, HostError::Timeout { command: "the shutdown of the controller", after: end::MAX_SHUTDOWN });
             }
             State::Ending { .. } => self.drop_admin(reactor, fabric),
-            State::Waiting | State::Live | State::Over => {}
+            State::Waiting | State::Restoring { .. } | State::Live | State::Over => {}
         }
     }
 }

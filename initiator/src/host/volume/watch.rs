@@ -17,7 +17,7 @@ const NO_CID: Cid = Cid::new(0);
 
 impl VolumeControl {
     pub(super) fn on_keep_alive_timer<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
-        if !matches!(self.state, State::Joining { .. } | State::Live) {
+        if !matches!(self.state, State::Joining { .. } | State::Restoring { .. } | State::Live) {
             return;
         }
         let keep_alive = self.settings.keep_alive;

@@ -142,6 +142,55 @@ fn failures_are_told_with_the_error_values_of_the_protocol() {
 }
 
 #[test]
+fn lost_writes_are_told_once_by_the_next_flush_or_fua_of_each_connection() {
+    let (none, fua) = (CommandFlags::NONE, CommandFlags::FUA);
+    let syncs = [
+        (Command::Flush, none, 0, 0),
+        (Command::Write, fua, 0, 4096),
+        (Command::Write, fua, 0, 3 << 20),
+        (Command::WriteZeroes, fua, 0, 4096),
+        (Command::Trim, fua, 0, 4096),
+    ];
+    for structured in [false, true] {
+        let mut world = World::new();
+        let mut clients = syncs.map(|_| if structured { world.structured_client() } else { world.simple_client() });
+        world.queue.losses.add();
+        let mut late = world.simple_client();
+        for (client, (command, flags, offset, length)) in clients.iter_mut().zip(syncs) {
+            for (command, length) in [(Command::Read, 512), (Command::Write, 512), (Command::Trim, 512), (Command::WriteZeroes, 512)] {
+                assert_eq!(ask(&mut world, client, command, none, 0, length).errno, Errno::OK, "{command} promises nothing");
+            }
+            assert_eq!(ask(&mut world, client, command, flags, offset, length), Answer::new(Errno::EIO), "{command} {flags:?}");
+            assert_eq!(ask(&mut world, client, command, flags, offset, length).errno, Errno::OK, "it was told");
+            assert_eq!(ask(&mut world, client, Command::Flush, none, 0, 0).errno, Errno::OK, "it was told");
+        }
+        assert_eq!(ask(&mut world, &mut late, Command::Flush, none, 0, 0).errno, Errno::EIO, "nobody had been told when it came");
+        let mut later = world.simple_client();
+        assert_eq!(ask(&mut world, &mut later, Command::Flush, none, 0, 0).errno, Errno::OK);
+        world.queue.losses.add();
+        assert_eq!(ask(&mut world, &mut later, Command::Flush, none, 0, 0).errno, Errno::EIO);
+        world.assert_at_rest();
+    }
+}
+
+#[test]
+fn a_flush_that_was_under_way_when_writes_were_lost_tells_of_it() {
+    let mut world = World::new();
+    world.queue.ends = Ends::ByHand;
+    let mut client = world.simple_client();
+    let flush = client.next(Command::Flush, 0, 0);
+    client.request(flush, &[]);
+    world.until("it is under way", |world| {
+        client.pump();
+        !world.queue.pending.is_empty()
+    });
+    world.queue.losses.add();
+    world.queue.end_all();
+    let answer = world.answer(&mut client, flush.cookie);
+    assert_eq!(answer.errno, Errno::EIO);
+}
+
+#[test]
 fn replies_come_in_the_order_in_which_operations_end() {
     let mut world = World::new();
     world.queue.ends = Ends::ByHand;

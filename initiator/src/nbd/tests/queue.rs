@@ -6,7 +6,7 @@ use godwit_memory::Buffer;
 use godwit_rdma::Fabric;
 use godwit_reactor::Reactor;
 
-use crate::block::{BlockDone, BlockError, BlockOp, BlockQueue, Geometry, Ticket};
+use crate::block::{BlockDone, BlockError, BlockOp, BlockQueue, Geometry, Losses, Ticket};
 
 pub(super) const MIB: usize = 1 << 20;
 
@@ -65,6 +65,8 @@ pub(super) struct MemoryQueue {
     /// Ranges whose operations fail, and how.
     pub(super) broken: Vec<(std::ops::Range<u64>, BlockError)>,
     pub(super) refusals: usize,
+    /// Writes that were lost after they had been acknowledged.
+    pub(super) losses: Losses,
     tickets: HashSet<Ticket>,
     done: VecDeque<BlockDone>,
 }
@@ -83,6 +85,7 @@ impl MemoryQueue {
             seen: Vec::new(),
             broken: Vec::new(),
             refusals: 0,
+            losses: Losses::default(),
             tickets: HashSet::new(),
             done: VecDeque::new(),
         }
@@ -203,6 +206,10 @@ fn seen(op: &BlockOp) -> Seen {
 impl<R: Reactor> BlockQueue<R> for MemoryQueue {
     fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    fn losses(&self) -> &Losses {
+        &self.losses
     }
 
     fn submit(&mut self, _: &mut R, _: &mut Fabric, ticket: Ticket, op: BlockOp) -> Result<(), BlockOp> {
