@@ -9,6 +9,7 @@
 mod address;
 mod bounded;
 mod connect;
+mod device;
 mod endpoint;
 mod export;
 mod identifier;
@@ -28,6 +29,7 @@ pub use connect::{
     ConnectOptions, CtrlLossTimeout, CtrlLossTimeoutError, FastIoFailTimeout, FastIoFailTimeoutError, NbdMode, NbdModeError,
     UnsafeShutdowns,
 };
+pub use device::{NbdDevice, NbdDeviceError};
 pub use endpoint::{NBD_PORT, NbdEndpoint, NbdEndpointError};
 pub use export::{Export, ExportError};
 pub use godwit_nvme::{Nqn, NqnError};
