@@ -78,6 +78,19 @@ impl HostPort {
         }
     }
 
+    /// Whether two addresses cannot both be bound: the same, or one of them every address of its family. Port 0 is another port each time.
+    #[must_use]
+    pub fn collides_with(&self, other: &Self) -> bool {
+        let same_family = |a: &IpAddr, b: &IpAddr| a.is_ipv4() == b.is_ipv4();
+        let same_host = match (&self.host, &other.host) {
+            (Host::Ip(a), Host::Ip(b)) => a == b || (same_family(a, b) && (a.is_unspecified() || b.is_unspecified())),
+            (Host::Ip(IpAddr::V6(ip)), Host::Scoped(..)) | (Host::Scoped(..), Host::Ip(IpAddr::V6(ip))) => ip.is_unspecified(),
+            (Host::Name(a), Host::Name(b)) => a.eq_ignore_ascii_case(b),
+            (a, b) => a == b,
+        };
+        self.port != 0 && self.port == other.port && same_host
+    }
+
     /// The addresses behind the host, asking the system's resolver for a name. Blocks.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::{
 
 use uuid::Uuid;
 
-use crate::{Nqn, NqnError, target::without_number};
+use crate::{Nqn, NqnError, load::without_number};
 
 /// The identity that a host connects under. One NQN always goes with one id: targets tell hosts apart by both.
 #[derive(Debug, Clone, PartialEq, Eq)]

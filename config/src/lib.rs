@@ -12,8 +12,11 @@ mod connect;
 mod device;
 mod endpoint;
 mod export;
+mod fault;
 mod identifier;
 mod identity;
+mod load;
+mod located;
 mod poll;
 mod size;
 mod target;
@@ -32,14 +35,14 @@ pub use connect::{
 pub use device::{NbdDevice, NbdDeviceError};
 pub use endpoint::{NBD_PORT, NbdEndpoint, NbdEndpointError};
 pub use export::{Export, ExportError};
+pub use fault::{Fault, Problem, Problems, ValueError};
 pub use godwit_nvme::{Nqn, NqnError};
 pub use identifier::{Model, Nguid, NguidError, Serial, TextError};
 pub use identity::{HostIdentity, IdentityError, IdentityFiles, IdentitySource};
+pub use load::LoadError;
+pub use located::{Located, Origin};
 pub use poll::{PollBudget, PollBudgetError};
 pub use size::{Size, SizeError};
-pub use target::{
-    AllowedHosts, Arguments, Backend, BlockSize, BlockSizeError, Fault, Limits, Listener, LoadError, Located, Namespace, Origin, Problem,
-    Problems, Subsystem, Target, ValueError,
-};
+pub use target::{AllowedHosts, Arguments, Backend, BlockSize, BlockSizeError, Limits, Listener, Namespace, Subsystem, Target};
 pub use url::{Crc, Fpdu, NVME_PORT, SwitchError, Transport, Url, UrlError};
 pub use usage::one_line;

@@ -2,10 +2,11 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use super::{
-    AllowedHosts, Backend, Fault, Limits, Listener, Located, Namespace, Origin, Problem, Problems, Subsystem, Target, check::check,
+use super::{AllowedHosts, Backend, Limits, Listener, Namespace, Subsystem, Target, check::check};
+use crate::{
+    Crc, Export, Fault, Host, HostPort, Located, NVME_PORT, Nqn, Origin, PollBudget, PoolMemory, Problem, Problems, Reactors, TargetNsid,
+    Transport, Url,
 };
-use crate::{Crc, Export, Host, HostPort, NVME_PORT, Nqn, PollBudget, PoolMemory, Reactors, TargetNsid, Transport, Url};
 
 /// What the command line of the target says when there is no file.
 #[derive(Debug, Clone, Default)]

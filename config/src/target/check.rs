@@ -1,9 +1,9 @@
 //! What a configuration must be as a whole, however it was written.
 
-use std::{collections::HashMap, hash::Hash, net::IpAddr};
+use std::collections::HashMap;
 
-use super::{AllowedHosts, Backend, Fault, Listener, Located, Namespace, Origin, Problem, Problems, Subsystem, Target};
-use crate::{Host, HostPort, Size};
+use super::{AllowedHosts, Backend, Listener, Namespace, Subsystem, Target};
+use crate::{Fault, HostPort, Located, Origin, Problem, Problems, Size, located::seen};
 
 /// Finds every fault that takes more than one value to see.
 pub(super) fn check(target: Target) -> Result<Target, Problems> {
@@ -31,7 +31,7 @@ impl Checker {
     fn listeners(&mut self, listeners: &[Listener]) {
         for (i, listener) in listeners.iter().enumerate() {
             let first =
-                listeners[..i].iter().find(|other| other.transport == listener.transport && collide(&other.address, &listener.address));
+                listeners[..i].iter().find(|other| other.transport == listener.transport && other.address.collides_with(&listener.address));
             if let Some(first) = first {
                 let fault = Fault::DuplicateListener { address: listener.address.value.clone(), first: first.address.origin.clone() };
                 self.fault(&listener.address.origin, fault);
@@ -127,26 +127,3 @@ impl Checker {
 
 /// `off_t`.
 const SIZE_MAX_BYTES: u64 = i64::MAX as u64;
-
-/// Where the key was seen before, if it was.
-fn seen<K: Hash + Eq>(map: &mut HashMap<K, Origin>, key: K, origin: &Origin) -> Option<Origin> {
-    match map.entry(key) {
-        std::collections::hash_map::Entry::Occupied(entry) => Some(entry.get().clone()),
-        std::collections::hash_map::Entry::Vacant(entry) => {
-            entry.insert(origin.clone());
-            None
-        }
-    }
-}
-
-/// Whether two addresses cannot both be bound: the same, or one of them every address of its family.
-fn collide(a: &HostPort, b: &HostPort) -> bool {
-    let same_family = |a: &IpAddr, b: &IpAddr| a.is_ipv4() == b.is_ipv4();
-    let same_host = match (&a.host, &b.host) {
-        (Host::Ip(a), Host::Ip(b)) => a == b || (same_family(a, b) && (a.is_unspecified() || b.is_unspecified())),
-        (Host::Ip(IpAddr::V6(ip)), Host::Scoped(..)) | (Host::Scoped(..), Host::Ip(IpAddr::V6(ip))) => ip.is_unspecified(),
-        (Host::Name(a), Host::Name(b)) => a.eq_ignore_ascii_case(b),
-        (a, b) => a == b,
-    };
-    a.port != 0 && a.port == b.port && same_host
-}

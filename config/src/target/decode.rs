@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::{AllowedHosts, Backend, Fault, Limits, Listener, Located, Namespace, Problem, Subsystem, Target};
+use super::{AllowedHosts, Backend, Limits, Listener, Namespace, Subsystem, Target};
 use crate::{
-    PoolMemory, QueueSize, Size, TargetNsid,
-    yaml::{Decoder, List, Node, Table, parse},
+    Fault, Located, PoolMemory, QueueSize, Size, TargetNsid,
+    yaml::{Decoder, List, Node, Table, value_or_default},
 };
 
 const TOP: &[&str] = &["listeners", "subsystems", "reactors", "poll", "memory", "limits", "insecure_allow_any_host"];
@@ -27,27 +27,11 @@ const NAMESPACES: List =
 
 const BACKEND_EXPECTED: &str = "where its blocks are, such as file: { path: /var/lib/godwit/vol0.img }";
 
-/// Reads the text of a file; `Err` has at least one problem.
-pub(super) fn decode(text: &str, file: &str) -> Result<Target, Vec<Problem>> {
-    let mut decoder = Decoder::new(file);
-    let root = match parse(text) {
-        Ok(root) => root,
-        Err((at, fault)) => {
-            decoder.fault(at, fault);
-            return Err(decoder.into_problems());
-        }
-    };
-    let target = target(&mut decoder, &root);
-    match (target, decoder.into_problems()) {
-        (Some(target), problems) if problems.is_empty() => Ok(target),
-        (_, problems) => Err(problems),
-    }
-}
-
-fn target(d: &mut Decoder, root: &Node) -> Option<Target> {
+/// The target, unless a fault leaves nothing of it.
+pub(super) fn target(d: &mut Decoder, root: &Node) -> Option<Target> {
     let table = d.table(root, "the configuration", TOP)?;
-    let listeners = items(d, &table, &LISTENERS, listener);
-    let subsystems = items(d, &table, &SUBSYSTEMS, subsystem);
+    let listeners = d.items(&table, &LISTENERS, listener);
+    let subsystems = d.items(&table, &SUBSYSTEMS, subsystem);
     let reactors = d.optional(&table, "reactors");
     let poll = d.optional(&table, "poll");
     let memory: Option<Located<PoolMemory>> = d.optional(&table, "memory");
@@ -81,25 +65,6 @@ fn pool_covers_a_queue(d: &mut Decoder, memory: &Located<PoolMemory>, limits: &L
         };
         d.fault_at(memory.origin.clone(), fault);
     }
-}
-
-fn value_or_default<T: Default>(located: Option<Located<T>>) -> T {
-    located.map(|l| l.value).unwrap_or_default()
-}
-
-/// The items of a list that must be there and must not be empty.
-fn items<T>(d: &mut Decoder, table: &Table<'_>, list: &List, item: fn(&mut Decoder, &Node) -> Option<T>) -> Vec<T> {
-    let &List { key, expected, .. } = list;
-    let Some(node) = d.required_node(table, key, expected) else {
-        return Vec::new();
-    };
-    let Some(nodes) = d.list(node, list) else {
-        return Vec::new();
-    };
-    if nodes.is_empty() {
-        d.fault(node.at, Fault::Empty { key, expected });
-    }
-    nodes.iter().filter_map(|node| item(d, node)).collect()
 }
 
 fn limits(d: &mut Decoder, node: &Node) -> Option<Limits> {
@@ -136,7 +101,7 @@ fn subsystem(d: &mut Decoder, node: &Node) -> Option<Subsystem> {
     let hosts = allowed_hosts(d, &table, faults_before);
     let serial = d.optional(&table, "serial");
     let model = d.optional(&table, "model");
-    let namespaces = items(d, &table, &NAMESPACES, namespace);
+    let namespaces = d.items(&table, &NAMESPACES, namespace);
     Some(Subsystem { nqn: nqn?, hosts: hosts?, serial, model, namespaces })
 }
 

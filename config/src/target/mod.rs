@@ -3,9 +3,7 @@
 mod arguments;
 mod check;
 mod decode;
-mod fault;
 mod load;
-mod located;
 
 use std::{
     fmt,
@@ -16,15 +14,11 @@ use std::{
 use uuid::Uuid;
 
 use crate::{
-    Controllers, Crc, Fpdu, HostPort, InCapsule, IoQueues, Model, Nguid, Nqn, PollBudget, PoolMemory, QueueSize, Reactors, Serial, Size,
-    SizeError, TargetNsid, Transport,
+    Controllers, Crc, Fpdu, HostPort, InCapsule, IoQueues, Located, Model, Nguid, Nqn, Origin, PollBudget, PoolMemory, QueueSize, Reactors,
+    Serial, Size, SizeError, TargetNsid, Transport,
 };
 
 pub use arguments::Arguments;
-pub use fault::{Fault, Problem, Problems, ValueError};
-pub use load::LoadError;
-pub(crate) use load::without_number;
-pub use located::{Located, Origin};
 
 /// Everything that the target daemon needs to know. Made by [`Target::load`], [`Target::parse`] or
 /// [`Target::from_arguments`], all of which check it; what is left to the daemon is what only the machine knows

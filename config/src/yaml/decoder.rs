@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    node::{Key, Node, Position, Value},
+    node::{Key, Node, Position, Value, parse},
     scalar::{Mismatch, Scalar},
 };
-use crate::target::{Fault, Located, Origin, Problem};
+use crate::{Fault, Located, Origin, Problem, Problems};
 
 /// Collects the faults of one file.
 #[derive(Debug)]
@@ -33,6 +33,26 @@ pub(crate) struct List {
     pub(crate) max: usize,
 }
 
+/// Reads the text of a file with what reads its root; `file` is its name for errors.
+pub(crate) fn decode<T>(text: &str, file: &str, root: fn(&mut Decoder, &Node) -> Option<T>) -> Result<T, Problems> {
+    let mut decoder = Decoder { file: file.into(), problems: Vec::new() };
+    let value = match parse(text) {
+        Ok(node) => root(&mut decoder, &node),
+        Err((at, fault)) => {
+            decoder.fault(at, fault);
+            None
+        }
+    };
+    match value {
+        Some(value) if decoder.problems.is_empty() => Ok(value),
+        _ => Err(Problems::of(decoder.problems)),
+    }
+}
+
+pub(crate) fn value_or_default<T: Default>(located: Option<Located<T>>) -> T {
+    located.map(|l| l.value).unwrap_or_default()
+}
+
 impl Table<'_> {
     /// Where it is.
     pub(crate) fn at(&self) -> Position {
@@ -41,15 +61,6 @@ impl Table<'_> {
 }
 
 impl Decoder {
-    pub(crate) fn new(file: &str) -> Self {
-        Self { file: file.into(), problems: Vec::new() }
-    }
-
-    /// The faults so far.
-    pub(crate) fn into_problems(self) -> Vec<Problem> {
-        self.problems
-    }
-
     /// How many faults there are so far.
     pub(crate) fn faults(&self) -> usize {
         self.problems.len()
@@ -144,6 +155,21 @@ impl Decoder {
         };
         self.fault(node.at, fault);
         None
+    }
+
+    /// The items of a list that must be there and must not be empty.
+    pub(crate) fn items<T>(&mut self, table: &Table<'_>, list: &List, item: fn(&mut Self, &Node) -> Option<T>) -> Vec<T> {
+        let &List { key, expected, .. } = list;
+        let Some(node) = self.required_node(table, key, expected) else {
+            return Vec::new();
+        };
+        let Some(nodes) = self.list(node, list) else {
+            return Vec::new();
+        };
+        if nodes.is_empty() {
+            self.fault(node.at, Fault::Empty { key, expected });
+        }
+        nodes.iter().filter_map(|node| item(self, node)).collect()
     }
 
     /// A leaf; `key` names it in errors.

@@ -7,5 +7,5 @@ mod decoder;
 mod node;
 mod scalar;
 
-pub(crate) use decoder::{Decoder, List, Table};
-pub(crate) use node::{Node, parse};
+pub(crate) use decoder::{Decoder, List, Table, decode, value_or_default};
+pub(crate) use node::Node;

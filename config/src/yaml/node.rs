@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_yaml::{DuplicateKeyPolicy, Error, MessageFormatter, Options, Spanned, UserMessageFormatter, options::MergeKeyPolicy};
 
-use crate::target::Fault;
+use crate::Fault;
 
 /// A place in the document, both counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,6 +1,12 @@
 //! Values that know where they were written.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    fmt,
+    hash::Hash,
+    ops::Deref,
+    sync::Arc,
+};
 
 /// Where a value was written, printed as `target.yaml:12:9` or `--export disk.img`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,5 +54,16 @@ impl<T> Deref for Located<T> {
 
     fn deref(&self) -> &T {
         &self.value
+    }
+}
+
+/// Where the key was seen before, if it was.
+pub(crate) fn seen<K: Hash + Eq>(map: &mut HashMap<K, Origin>, key: K, origin: &Origin) -> Option<Origin> {
+    match map.entry(key) {
+        Entry::Occupied(entry) => Some(entry.get().clone()),
+        Entry::Vacant(entry) => {
+            entry.insert(origin.clone());
+            None
+        }
     }
 }

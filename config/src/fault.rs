@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::{BlockSizeError, Origin};
 use crate::{
-    HostPort, HostPortError, NguidError, Nqn, NqnError, OutOfRange, PollBudgetError, Size, SizeError, SwitchError, TargetNsid, TextError,
+    BlockSizeError, HostPort, HostPortError, NguidError, Nqn, NqnError, Origin, OutOfRange, PollBudgetError, Size, SizeError, SwitchError,
+    TargetNsid, TextError,
 };
 
 /// One fault and where it is.
@@ -36,7 +36,7 @@ pub struct Problems(Vec<Problem>);
 
 impl Problems {
     /// Sorts the problems, of which there must be one.
-    pub(super) fn of(mut problems: Vec<Problem>) -> Self {
+    pub(crate) fn of(mut problems: Vec<Problem>) -> Self {
         assert!(!problems.is_empty(), "a refusal has a reason");
         problems.sort_by(|a, b| a.origin.cmp(&b.origin));
         Self(problems)
