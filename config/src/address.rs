@@ -49,6 +49,9 @@ pub enum HostPortError {
     /// A port that is not a number up to 65535.
     #[error("`{0}` is not a port: use a number from 1 to 65535")]
     Port(String),
+    /// No port where one must be.
+    #[error("`{0}` has no port: write it as 127.0.0.1:9420 or [::1]:9420")]
+    NoPort(String),
 }
 
 const NAME_MAX_BYTES: usize = 253;
@@ -66,6 +69,16 @@ impl HostPort {
     pub fn parse(text: &str, default_port: u16) -> Result<Self, HostPortError> {
         let (host, port) = split(text)?;
         Ok(Self { host, port: port.map_or(Ok(default_port), parse_port)? })
+    }
+
+    /// Reads `HOST:PORT`.
+    ///
+    /// # Errors
+    /// Names the part that is wrong, or that there is no port.
+    pub fn parse_with_port(text: &str) -> Result<Self, HostPortError> {
+        let (host, port) = split(text)?;
+        let port = port.ok_or_else(|| HostPortError::NoPort(text.to_owned()))?;
+        Ok(Self { host, port: parse_port(port)? })
     }
 
     /// Whether only this machine can reach the address: 127.0.0.0/8, `::1`, or the name `localhost`.

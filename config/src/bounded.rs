@@ -128,6 +128,16 @@ bounded! {
 }
 
 bounded! {
+    /// A namespace id of any target.
+    AnyNsid(u32), "the namespace id", 1 to 4_294_967_294
+}
+
+bounded! {
+    /// Connections of the kernel's NBD driver to one device.
+    Connections(u16), "the number of connections", 1 to 64
+}
+
+bounded! {
     /// Keep Alive Timeout (KATO), in seconds.
     ///
     /// Never zero, which would switch it off: after a silent cut, the wait for this time is what proves to a host that the

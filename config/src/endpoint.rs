@@ -78,7 +78,8 @@ impl FromStr for NbdEndpoint {
     }
 }
 
-fn check_socket_path(path: &str) -> Result<(), NbdEndpointError> {
+/// Whether a Unix socket can have this path.
+pub(crate) fn check_socket_path(path: &str) -> Result<(), NbdEndpointError> {
     match path.len() {
         0 => Err(NbdEndpointError::NoPath),
         len if len > SOCKET_PATH_MAX_BYTES => Err(NbdEndpointError::PathTooLong(len)),

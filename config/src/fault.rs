@@ -3,8 +3,9 @@
 use std::fmt;
 
 use crate::{
-    BlockSizeError, HostPort, HostPortError, NguidError, Nqn, NqnError, Origin, OutOfRange, PollBudgetError, Size, SizeError, SwitchError,
-    TargetNsid, TextError,
+    AnyNsid, BlockSizeError, Connections, HostPort, HostPortError, IoQueues, NbdDevice, NbdDeviceError, NbdEndpoint, NbdEndpointError,
+    NbdModeError, NguidError, Nqn, NqnError, Origin, OutOfRange, PollBudgetError, Size, SizeError, SwitchError, TargetNsid, TextError,
+    Transport, UrlError, VolumeName, VolumeNameError,
 };
 
 /// One fault and where it is.
@@ -90,6 +91,24 @@ pub enum ValueError {
     /// A serial number or a model.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// A URL.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+    /// The name of a volume.
+    #[error(transparent)]
+    VolumeName(#[from] VolumeNameError),
+    /// An NBD device.
+    #[error(transparent)]
+    Device(#[from] NbdDeviceError),
+    /// An NBD endpoint, or the path of a socket.
+    #[error(transparent)]
+    Endpoint(#[from] NbdEndpointError),
+    /// Permissions of a socket.
+    #[error(transparent)]
+    Mode(#[from] NbdModeError),
+    /// A name that NBD cannot carry.
+    #[error("the export name has a NUL byte")]
+    ExportNameNul,
     /// A UUID.
     #[error("`{0}` is not a UUID: write it as 11111111-2222-3333-4444-555555555555, not all zero")]
     Uuid(String),
@@ -307,6 +326,92 @@ pub enum Fault {
         in_capsule: Size,
         /// The least that works.
         floor: Size,
+    },
+    /// Two volumes of one name.
+    #[error("the volume name {name} is already used at {first}: each volume needs its own")]
+    DuplicateName {
+        /// The name.
+        name: VolumeName,
+        /// The other one.
+        first: Origin,
+    },
+    /// Two volumes of one namespace.
+    #[error("the namespace {nsid} of {nqn} is already attached at {first}: remove one, or give it another `nsid`")]
+    AttachedTwice {
+        /// The namespace.
+        nsid: AnyNsid,
+        /// The subsystem.
+        nqn: Nqn,
+        /// The other one.
+        first: Origin,
+    },
+    /// Two volumes of one subsystem, which do not both say which namespace.
+    #[error("{nqn} is already attached at {first}: give both volumes an `nsid`, each its own")]
+    NsidMissing {
+        /// The subsystem.
+        nqn: Nqn,
+        /// The other one.
+        first: Origin,
+    },
+    /// A volume of a discovery subsystem.
+    #[error("{} is a discovery subsystem, which has no namespaces: write the NQN of the volume's subsystem", Nqn::DISCOVERY)]
+    DiscoveryVolume,
+    /// An address of another transport than the first of a volume.
+    #[error("the addresses of a volume are of one transport: that at {first} is {transport}://")]
+    MixedTransports {
+        /// That of the first address.
+        transport: Transport,
+        /// The first address.
+        first: Origin,
+    },
+    /// An address twice in a volume.
+    #[error("the address {0} is there twice")]
+    DuplicateAddress(HostPort),
+    /// A setting of exports on a device.
+    #[error("`{0}` goes with `nbd` only: remove it")]
+    NbdOnly(&'static str),
+    /// A setting of devices on an export.
+    #[error("`{0}` goes with `device` only: remove it")]
+    DeviceOnly(&'static str),
+    /// A setting of Unix sockets on a TCP port.
+    #[error("`{0}` goes with a unix: endpoint only: remove it")]
+    UnixOnly(&'static str),
+    /// Two volumes on one device.
+    #[error("the device {device} is already used at {first}: two volumes cannot share one")]
+    DuplicateDevice {
+        /// The device.
+        device: NbdDevice,
+        /// The other one.
+        first: Origin,
+    },
+    /// Two sockets of one path.
+    #[error("the socket {path} is already used at {first}: give it another path")]
+    DuplicateSocket {
+        /// The path.
+        path: String,
+        /// The other one.
+        first: Origin,
+    },
+    /// Two addresses that cannot both be listened on.
+    #[error("the address {address} collides with the one at {first}: give it another port")]
+    DuplicatePort {
+        /// The address.
+        address: HostPort,
+        /// The other one.
+        first: Origin,
+    },
+    /// An export that other machines reach.
+    #[error(
+        "{0} can be reached from other machines, in clear text and without access control: use unix:PATH or tcp:127.0.0.1, or accept it with `nbd_allow_remote: true`"
+    )]
+    NbdRemote(NbdEndpoint),
+    /// More connections than I/O queues.
+    #[error("`connections` {connections} is more than `nr_io_queues` {queues}: each connection needs an I/O queue of its own")]
+    ConnectionsWithoutQueue {
+        /// Connections of the device.
+        connections: Connections,
+        /// I/O queues of the volume.
+        queues: IoQueues,
     },
     /// A quick start of nothing.
     #[error("there is nothing to export: name a file, device:PATH or memory:SIZE")]

@@ -4,7 +4,8 @@
 //! Command line and YAML share their leaf types ([`Size`], [`Nqn`], [`HostPort`], ...): each reads one
 //! notation, prints it back, and refuses everything else with a sentence that says what would be right.
 //! [`Target`] is the whole configuration of the target daemon, read from YAML or made from `--export`
-//! arguments; both ways pass the same checks. [`ConnectOptions`] and [`HostIdentity`] are the initiator's.
+//! arguments; both ways pass the same checks. [`Initiator`] is that of the initiator's daemon; [`ConnectOptions`] and [`HostIdentity`] are
+//! its, and those of `godwit connect`.
 
 mod address;
 mod bounded;
@@ -15,8 +16,10 @@ mod export;
 mod fault;
 mod identifier;
 mod identity;
+mod initiator;
 mod load;
 mod located;
+mod name;
 mod poll;
 mod size;
 mod target;
@@ -26,7 +29,8 @@ mod yaml;
 
 pub use address::{Host, HostPort, HostPortError};
 pub use bounded::{
-    Controllers, InCapsule, IoQueues, IoTimeout, KeepAlive, OutOfRange, PoolMemory, QueueSize, Reactors, ReconnectDelay, TargetNsid,
+    AnyNsid, Connections, Controllers, InCapsule, IoQueues, IoTimeout, KeepAlive, OutOfRange, PoolMemory, QueueSize, Reactors, ReconnectDelay,
+    TargetNsid,
 };
 pub use connect::{
     ConnectOptions, CtrlLossTimeout, CtrlLossTimeoutError, FastIoFailTimeout, FastIoFailTimeoutError, NbdMode, NbdModeError,
@@ -39,8 +43,10 @@ pub use fault::{Fault, Problem, Problems, ValueError};
 pub use godwit_nvme::{Nqn, NqnError};
 pub use identifier::{Model, Nguid, NguidError, Serial, TextError};
 pub use identity::{HostIdentity, IdentityError, IdentityFiles, IdentitySource};
+pub use initiator::{Front, Initiator, Paths, Volume};
 pub use load::LoadError;
 pub use located::{Located, Origin};
+pub use name::{VolumeName, VolumeNameError};
 pub use poll::{PollBudget, PollBudgetError};
 pub use size::{Size, SizeError};
 pub use target::{AllowedHosts, Arguments, Backend, BlockSize, BlockSizeError, Limits, Listener, Namespace, Subsystem, Target};

@@ -116,6 +116,20 @@ pub enum UrlError {
     /// A subsystem where to listen.
     #[error("an address to listen on has no NQN: write iwarp://HOST[:PORT], and `--nqn {0}`")]
     ListenNqn(Nqn),
+    /// A subsystem in an address of a volume.
+    #[error("an address has no NQN here: write {address}, and the key `nqn: {nqn}`")]
+    AddressNqn {
+        /// The address without it.
+        address: Box<Url>,
+        /// The NQN.
+        nqn: Nqn,
+    },
+    /// A namespace in an address of a volume.
+    #[error("an address has no nsid here: write the key `nsid: {0}`")]
+    AddressNsid(u32),
+    /// No `://` in an address of a volume.
+    #[error("`{0}` has no scheme: write it as iwarp://HOST[:PORT] or rdma://HOST[:PORT]")]
+    AddressScheme(String),
     /// The subsystem.
     #[error(transparent)]
     Nqn(#[from] NqnError),
@@ -179,6 +193,22 @@ impl Url {
         match url.nqn {
             Some(nqn) => Err(UrlError::ListenNqn(nqn)),
             None => Ok(url),
+        }
+    }
+
+    /// Reads an address to connect to: as [`FromStr`], but without NQN and nsid, which stand elsewhere.
+    ///
+    /// # Errors
+    /// Names the part that is wrong.
+    pub fn parse_address(text: &str) -> Result<Self, UrlError> {
+        match text.parse::<Self>() {
+            Ok(mut url) => match (url.nqn.take(), url.nsid.take()) {
+                (Some(nqn), _) => Err(UrlError::AddressNqn { address: Box::new(url), nqn }),
+                _ => Ok(url),
+            },
+            Err(UrlError::NsidWithoutNqn(nsid)) => Err(UrlError::AddressNsid(nsid)),
+            Err(UrlError::NoScheme(text)) => Err(UrlError::AddressScheme(text)),
+            Err(error) => Err(error),
         }
     }
 
@@ -345,6 +375,22 @@ mod tests {
             refusal.to_string(),
             "an address to listen on has no NQN: write iwarp://HOST[:PORT], and `--nqn nqn.2026-11.org.example:a`"
         );
+    }
+
+    #[test]
+    fn an_address_to_connect_to_has_neither_nqn_nor_nsid() {
+        assert_eq!(Url::parse_address("iwarp://h?fpdu=mss&crc=off").unwrap().to_string(), "iwarp://h:4420?fpdu=mss&crc=off");
+        for (text, expected) in [
+            (
+                "iwarp://h/nqn.2026-11.org.example:a?nsid=1&crc=off",
+                "an address has no NQN here: write iwarp://h:4420?crc=off, and the key `nqn: nqn.2026-11.org.example:a`",
+            ),
+            ("iwarp://h?nsid=1", "an address has no nsid here: write the key `nsid: 1`"),
+            ("h:4420", "`h:4420` has no scheme: write it as iwarp://HOST[:PORT] or rdma://HOST[:PORT]"),
+            ("rdma://h:0", "port 0 cannot be connected to: leave it out for 4420, or use a number from 1 to 65535"),
+        ] {
+            assert_eq!(Url::parse_address(text).unwrap_err().to_string(), expected);
+        }
     }
 
     #[test]

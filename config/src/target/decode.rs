@@ -85,11 +85,7 @@ fn listener(d: &mut Decoder, node: &Node) -> Option<Listener> {
     let crc = d.optional(&table, "crc");
     let transport = transport?.value;
     if transport == crate::Transport::Rdma {
-        for key in ["fpdu", "crc"] {
-            if let Some(node) = d.node(&table, key) {
-                d.fault(node.at, Fault::IwarpOnly(key));
-            }
-        }
+        d.refuse(&table, &["fpdu", "crc"], Fault::IwarpOnly);
     }
     Some(Listener { transport, address: address?, fpdu: value_or_default(fpdu), crc: value_or_default(crc) })
 }

@@ -139,6 +139,33 @@ impl Decoder {
         }
     }
 
+    /// The one key that a mapping has out of `known`, which are not all its keys. That it has none is not told if it is `misspelt`, for then
+    /// it was told already.
+    pub(crate) fn one_of<'n>(
+        &mut self,
+        table: &Table<'n>,
+        known: &'static [&'static str],
+        misspelt: bool,
+    ) -> Option<(&'static str, &'n Node)> {
+        let mut found = known.iter().filter_map(|&key| Some((key, self.node(table, key)?)));
+        match (found.next(), found.next()) {
+            (Some(one), None) => return Some(one),
+            (None, _) if misspelt => return None,
+            _ => {}
+        }
+        self.fault(table.at, Fault::NotOne { place: table.place, known });
+        None
+    }
+
+    /// Faults where a mapping has one of `keys`.
+    pub(crate) fn refuse(&mut self, table: &Table<'_>, keys: &[&'static str], fault: fn(&'static str) -> Fault) {
+        for &key in keys {
+            if let Some(node) = self.node(table, key) {
+                self.fault(node.at, fault(key));
+            }
+        }
+    }
+
     /// The items of a list, if it is not too long.
     pub(crate) fn list<'n>(&mut self, node: &'n Node, list: &List) -> Option<&'n [Node]> {
         let &List { key, expected, max } = list;
@@ -158,7 +185,7 @@ impl Decoder {
     }
 
     /// The items of a list that must be there and must not be empty.
-    pub(crate) fn items<T>(&mut self, table: &Table<'_>, list: &List, item: fn(&mut Self, &Node) -> Option<T>) -> Vec<T> {
+    pub(crate) fn items<T>(&mut self, table: &Table<'_>, list: &List, mut item: impl FnMut(&mut Self, &Node) -> Option<T>) -> Vec<T> {
         let &List { key, expected, .. } = list;
         let Some(node) = self.required_node(table, key, expected) else {
             return Vec::new();

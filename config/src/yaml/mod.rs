@@ -9,3 +9,4 @@ mod scalar;
 
 pub(crate) use decoder::{Decoder, List, Table, decode, value_or_default};
 pub(crate) use node::Node;
+pub(crate) use scalar::{AddressWithPort, ExportName, SocketPath};

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use crate::{
-    BlockSize, Controllers, Crc, Fpdu, HostPort, InCapsule, IoQueues, Model, NVME_PORT, Nguid, Nqn, PollBudget, PoolMemory, QueueSize,
-    Reactors, Serial, Size, TargetNsid, Transport, ValueError, yaml::node::Value,
+    AnyNsid, BlockSize, Connections, Controllers, Crc, CtrlLossTimeout, Fpdu, HostPort, InCapsule, IoQueues, KeepAlive, Model, NVME_PORT,
+    NbdDevice, NbdEndpoint, NbdMode, Nguid, Nqn, PollBudget, PoolMemory, QueueSize, Reactors, ReconnectDelay, Serial, Size, TargetNsid,
+    Transport, Url, ValueError, VolumeName, endpoint::check_socket_path, yaml::node::Value,
 };
 
 /// Why a value is not of the wanted type.
@@ -54,6 +55,9 @@ texts! {
     Nguid: "32 hexadecimal digits",
     Serial: "a text of 1 to 20 characters",
     Model: "a text of 1 to 40 characters",
+    VolumeName: "a name such as vol0",
+    NbdDevice: "an NBD device such as /dev/nbd0, or auto",
+    NbdMode: "octal permissions such as \"0660\"",
 }
 
 macro_rules! switches {
@@ -88,7 +92,7 @@ macro_rules! numbers {
     )+};
 }
 
-numbers!(Reactors, QueueSize, IoQueues, Controllers, TargetNsid);
+numbers!(Reactors, QueueSize, IoQueues, Controllers, TargetNsid, AnyNsid, Connections, KeepAlive, ReconnectDelay);
 
 impl Scalar for bool {
     const EXPECTED: &'static str = "true or false";
@@ -165,15 +169,101 @@ impl Scalar for PathBuf {
 
     fn read(value: &Value) -> Result<Self, Mismatch> {
         let text = text(value)?;
-        if text.contains('\0') {
-            return Err(Mismatch::Value(ValueError::PathNul));
-        }
-        if !text.starts_with('/') {
-            return Err(Mismatch::Value(ValueError::RelativePath(text.to_owned())));
-        }
-        if text.ends_with('/') {
-            return Err(Mismatch::Value(ValueError::DirectoryPath(text.to_owned())));
-        }
+        check_path(text)?;
         Ok(text.into())
+    }
+}
+
+/// A path to a file that does not depend on where the daemon runs.
+fn check_path(text: &str) -> Result<(), Mismatch> {
+    if text.contains('\0') {
+        return Err(Mismatch::Value(ValueError::PathNul));
+    }
+    if !text.starts_with('/') {
+        return Err(Mismatch::Value(ValueError::RelativePath(text.to_owned())));
+    }
+    if text.ends_with('/') {
+        return Err(Mismatch::Value(ValueError::DirectoryPath(text.to_owned())));
+    }
+    Ok(())
+}
+
+/// The path of a Unix socket.
+pub(crate) struct SocketPath(pub(crate) PathBuf);
+
+impl Scalar for SocketPath {
+    const EXPECTED: &'static str = "an absolute path such as /run/godwit/initiator.sock";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        let path = PathBuf::read(value)?;
+        check_socket_path(text(value)?).map_err(invalid)?;
+        Ok(Self(path))
+    }
+}
+
+impl Scalar for NbdEndpoint {
+    const EXPECTED: &'static str = "an NBD endpoint such as unix:/run/godwit/vol0.sock or tcp:127.0.0.1:10809";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        let endpoint: Self = text(value)?.parse().map_err(invalid)?;
+        if let Some(path) = endpoint.path() {
+            check_path(&path.to_string_lossy())?;
+        }
+        Ok(endpoint)
+    }
+}
+
+/// An address of which the port is not left out.
+pub(crate) struct AddressWithPort(pub(crate) HostPort);
+
+impl Scalar for AddressWithPort {
+    const EXPECTED: &'static str = "an address with a port such as \"127.0.0.1:9420\"";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        HostPort::parse_with_port(text(value)?).map(Self).map_err(invalid)
+    }
+}
+
+/// An address to connect to.
+impl Scalar for Url {
+    const EXPECTED: &'static str = "an address such as iwarp://192.0.2.1:4420";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        Self::parse_address(text(value)?).map_err(invalid)
+    }
+}
+
+/// Seconds with values that mean something else: numbers of which the type says which are right.
+macro_rules! seconds {
+    ($($type:ident: $expected:literal),+ $(,)?) => {$(
+        impl Scalar for $type {
+            const EXPECTED: &'static str = $expected;
+
+            fn read(value: &Value) -> Result<Self, Mismatch> {
+                match value {
+                    Value::Integer(n) => n.to_string().parse().map_err(|_| Mismatch::Kind),
+                    _ => Err(Mismatch::Kind),
+                }
+            }
+        }
+    )+};
+}
+
+seconds! {
+    CtrlLossTimeout: "seconds up to 2147483647, 0 to fail at once, or -1 to wait for ever",
+}
+
+/// The name of an NBD export.
+pub(crate) struct ExportName(pub(crate) String);
+
+impl Scalar for ExportName {
+    const EXPECTED: &'static str = "a text";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        let text = text(value)?;
+        if text.contains('\0') {
+            return Err(Mismatch::Value(ValueError::ExportNameNul));
+        }
+        Ok(Self(text.to_owned()))
     }
 }
