@@ -29,8 +29,8 @@ mod yaml;
 
 pub use address::{Host, HostPort, HostPortError};
 pub use bounded::{
-    AnyNsid, Connections, Controllers, InCapsule, IoQueues, IoTimeout, KeepAlive, OutOfRange, PoolMemory, QueueSize, Reactors, ReconnectDelay,
-    TargetNsid,
+    AnyNsid, Connections, Controllers, InCapsule, IoQueues, IoTimeout, KeepAlive, OutOfRange, PoolMemory, QueueSize, Reactors,
+    ReconnectDelay, TargetNsid,
 };
 pub use connect::{
     ConnectOptions, CtrlLossTimeout, CtrlLossTimeoutError, FastIoFailTimeout, FastIoFailTimeoutError, NbdMode, NbdModeError,

@@ -1,9 +1,10 @@
 //! The configuration of the initiator's daemon: the sample, the defaults, every key, and the file.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use godwit_config::{
-    ConnectOptions, Crc, CtrlLossTimeout, Fpdu, Front, Initiator, LoadError, NbdDevice, NbdEndpoint, Paths, PollBudget, Reactors, Transport,
+    ConnectOptions, Crc, CtrlLossTimeout, FastIoFailTimeout, Fpdu, Front, Initiator, LoadError, NbdDevice, NbdEndpoint, Paths, PollBudget,
+    Reactors, Transport, UnsafeShutdowns,
 };
 
 const SAMPLE: &str = include_str!("../samples/initiator.yaml");
@@ -59,7 +60,7 @@ fn what_the_sample_shows_as_defaults_is_right_too() {
         }
         text.push('\n');
     }
-    assert_eq!(taken, 18);
+    assert_eq!(taken, 22);
     let shown = parse(&text);
     let default = parse(SAMPLE);
     assert_eq!(shown.host_id.unwrap().to_string(), "11111111-2222-3333-4444-555555555555");
@@ -117,6 +118,10 @@ volumes:
     keep_alive_tmo: 3600
     reconnect_delay: 1
     ctrl_loss_tmo: -1
+    fast_io_fail_tmo: 0
+    io_timeout: 30
+    retain: 64MiB
+    unsafe_shutdowns: fail
     crc: off
   - name: vol-1
     discover: rdma://storage
@@ -153,6 +158,10 @@ volumes:
             keep_alive_tmo: "3600".parse().unwrap(),
             reconnect_delay: "1".parse().unwrap(),
             ctrl_loss_tmo: CtrlLossTimeout::Never,
+            fast_io_fail_tmo: FastIoFailTimeout::After(Duration::ZERO),
+            io_timeout: "30".parse().unwrap(),
+            retain: "64MiB".parse().unwrap(),
+            unsafe_shutdowns: UnsafeShutdowns::Fail,
             crc: Crc::Off,
             poll: "1ms".parse().unwrap(),
             read_only: true,

@@ -16,7 +16,7 @@ volumes:
     nbd: unix:/run/vol1.nbd
 "#;
 
-const VOLUME_KEYS: &str = "name, addresses, discover, nqn, nsid, device, connections, nbd, nbd_mode, nbd_allow_remote, export_name, read_only, nr_io_queues, queue_size, keep_alive_tmo, reconnect_delay, ctrl_loss_tmo";
+const VOLUME_KEYS: &str = "name, addresses, discover, nqn, nsid, device, connections, nbd, nbd_mode, nbd_allow_remote, export_name, read_only, nr_io_queues, queue_size, keep_alive_tmo, reconnect_delay, ctrl_loss_tmo, fast_io_fail_tmo, io_timeout, crc, retain";
 
 fn parse(text: &str) -> Initiator {
     Initiator::parse(text, "i.yaml").unwrap_or_else(|problems| panic!("{problems}"))
@@ -63,10 +63,14 @@ fn unknown_keys_are_found_at_each_level() {
             "i.yaml:1:1: `listeners` is not a key of the configuration: use host, reactors, poll, control, metrics or volumes".to_owned(),
         ),
         ("reactors: 2", "host: { hostnqn: a }", "i.yaml:1:9: `hostnqn` is not a key of `host`: use nqn or id".to_owned()),
-        ("    nsid: 1", "    NSID: 1", format!("i.yaml:6:5: `NSID` is not a key of a volume: use {VOLUME_KEYS} or crc")),
+        ("    nsid: 1", "    NSID: 1", format!("i.yaml:6:5: `NSID` is not a key of a volume: use {VOLUME_KEYS} or unsafe_shutdowns")),
         // Not told twice: that a misspelt key is missing as well.
-        ("    device:", "    dev:", format!("i.yaml:7:5: `dev` is not a key of a volume: use {VOLUME_KEYS} or crc")),
-        ("    addresses:", "    address:", format!("i.yaml:4:5: `address` is not a key of a volume: use {VOLUME_KEYS} or crc")),
+        ("    device:", "    dev:", format!("i.yaml:7:5: `dev` is not a key of a volume: use {VOLUME_KEYS} or unsafe_shutdowns")),
+        (
+            "    addresses:",
+            "    address:",
+            format!("i.yaml:4:5: `address` is not a key of a volume: use {VOLUME_KEYS} or unsafe_shutdowns"),
+        ),
     ] {
         refused(old, new, &expected);
     }
@@ -123,6 +127,14 @@ fn a_wrong_type_says_what_is_expected() {
         ("nsid: 1", "ctrl_loss_tmo: -2", format!("i.yaml:6:20: `ctrl_loss_tmo` must be {seconds}, not -2")),
         ("nsid: 1", "ctrl_loss_tmo: 2147483648", format!("i.yaml:6:20: `ctrl_loss_tmo` must be {seconds}, not 2147483648")),
         ("nsid: 1", "ctrl_loss_tmo: never", format!("i.yaml:6:20: `ctrl_loss_tmo` must be {seconds}, not the text \"never\"")),
+        (
+            "nsid: 1",
+            "fast_io_fail_tmo: off",
+            "i.yaml:6:23: `fast_io_fail_tmo` must be seconds up to 2147483647, 0 to fail at once, or -1 to wait as long as ctrl_loss_tmo says, not the text \"off\"".to_owned(),
+        ),
+        ("nsid: 1", "io_timeout: 3601", "i.yaml:6:17: `io_timeout` must be a whole number from 1 to 3600, not 3601".to_owned()),
+        ("nsid: 1", "retain: []", "i.yaml:6:13: `retain` must be a size such as 512, 4KiB or 10GiB, not a list".to_owned()),
+        ("nsid: 1", "unsafe_shutdowns: true", "i.yaml:6:23: `unsafe_shutdowns` must be `trust` or `fail`, not true".to_owned()),
         ("nsid: 1", "crc: true", "i.yaml:6:10: `crc` must be `on` or `off`, not true".to_owned()),
     ] {
         refused(old, new, &expected);
@@ -205,6 +217,7 @@ fn a_wrong_value_says_what_would_be_right() {
             "vol1.nbd\n    nbd_mode: rw",
             "i.yaml:12:15: `nbd_mode`: `rw` is not a file mode: write octal permissions up to 0777, such as 0660 to let the socket's group in",
         ),
+        ("nsid: 1", "unsafe_shutdowns: count", "i.yaml:6:23: `unsafe_shutdowns`: `count` is not `trust` or `fail`"),
         ("vol1.nbd", "vol1.nbd\n    export_name: \"a\\0\"", "i.yaml:12:18: `export_name`: the export name has a NUL byte"),
     ] {
         refused(old, new, expected);

@@ -26,7 +26,11 @@ const VOLUME: &[&str] = &[
     "keep_alive_tmo",
     "reconnect_delay",
     "ctrl_loss_tmo",
+    "fast_io_fail_tmo",
+    "io_timeout",
     "crc",
+    "retain",
+    "unsafe_shutdowns",
 ];
 const PATHS: &[&str] = &["addresses", "discover"];
 const FRONT: &[&str] = &["device", "nbd"];
@@ -148,6 +152,10 @@ fn options(d: &mut Decoder, table: &Table<'_>, queues: Option<Located<IoQueues>>
         keep_alive_tmo: value_or_default(d.optional(table, "keep_alive_tmo")),
         reconnect_delay: value_or_default(d.optional(table, "reconnect_delay")),
         ctrl_loss_tmo: value_or_default(d.optional(table, "ctrl_loss_tmo")),
+        fast_io_fail_tmo: value_or_default(d.optional(table, "fast_io_fail_tmo")),
+        io_timeout: value_or_default(d.optional(table, "io_timeout")),
+        retain: d.optional(table, "retain").map_or(defaults.retain, |size| size.value),
+        unsafe_shutdowns: value_or_default(d.optional(table, "unsafe_shutdowns")),
         crc: value_or_default(d.optional(table, "crc")),
         nbd_mode: value_or_default(d.optional(table, "nbd_mode")),
         nbd_allow_remote: value_or_default(d.optional(table, "nbd_allow_remote")),

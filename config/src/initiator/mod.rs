@@ -49,7 +49,7 @@ pub struct Volume {
     /// What it becomes.
     pub front: Front,
     /// How to attach and serve it. What was left out has its default; `poll` is that of the daemon, and `nr_io_queues` is one a reactor
-    /// unless it was given.
+    /// unless it was given. `addresses` and `discover` are never set: [`Volume::paths`] is in their place.
     pub options: ConnectOptions,
 }
 

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use crate::{
-    AnyNsid, BlockSize, Connections, Controllers, Crc, CtrlLossTimeout, Fpdu, HostPort, InCapsule, IoQueues, KeepAlive, Model, NVME_PORT,
-    NbdDevice, NbdEndpoint, NbdMode, Nguid, Nqn, PollBudget, PoolMemory, QueueSize, Reactors, ReconnectDelay, Serial, Size, TargetNsid,
-    Transport, Url, ValueError, VolumeName, endpoint::check_socket_path, yaml::node::Value,
+    AnyNsid, BlockSize, Connections, Controllers, Crc, CtrlLossTimeout, FastIoFailTimeout, Fpdu, HostPort, InCapsule, IoQueues, IoTimeout,
+    KeepAlive, Model, NVME_PORT, NbdDevice, NbdEndpoint, NbdMode, Nguid, Nqn, PollBudget, PoolMemory, QueueSize, Reactors, ReconnectDelay,
+    Serial, Size, TargetNsid, Transport, UnsafeShutdowns, Url, ValueError, VolumeName, endpoint::check_socket_path, yaml::node::Value,
 };
 
 /// Why a value is not of the wanted type.
@@ -61,9 +61,9 @@ texts! {
 }
 
 macro_rules! switches {
-    ($($type:ident),+) => {$(
+    ($($type:ident: $expected:expr),+ $(,)?) => {$(
         impl Scalar for $type {
-            const EXPECTED: &'static str = Self::EXPECTED;
+            const EXPECTED: &'static str = $expected;
 
             fn read(value: &Value) -> Result<Self, Mismatch> {
                 match value {
@@ -75,7 +75,12 @@ macro_rules! switches {
     )+};
 }
 
-switches!(Transport, Fpdu, Crc);
+switches! {
+    Transport: Self::EXPECTED,
+    Fpdu: Self::EXPECTED,
+    Crc: Self::EXPECTED,
+    UnsafeShutdowns: "`trust` or `fail`",
+}
 
 macro_rules! numbers {
     ($($type:ident),+) => {$(
@@ -92,7 +97,7 @@ macro_rules! numbers {
     )+};
 }
 
-numbers!(Reactors, QueueSize, IoQueues, Controllers, TargetNsid, AnyNsid, Connections, KeepAlive, ReconnectDelay);
+numbers!(Reactors, QueueSize, IoQueues, Controllers, TargetNsid, AnyNsid, Connections, KeepAlive, ReconnectDelay, IoTimeout);
 
 impl Scalar for bool {
     const EXPECTED: &'static str = "true or false";
@@ -251,6 +256,7 @@ macro_rules! seconds {
 
 seconds! {
     CtrlLossTimeout: "seconds up to 2147483647, 0 to fail at once, or -1 to wait for ever",
+    FastIoFailTimeout: "seconds up to 2147483647, 0 to fail at once, or -1 to wait as long as ctrl_loss_tmo says",
 }
 
 /// The name of an NBD export.
