@@ -109,6 +109,9 @@ pub enum ValueError {
     /// A name that NBD cannot carry.
     #[error("the export name has a NUL byte")]
     ExportNameNul,
+    /// An address with its port.
+    #[error("`{0}` is not an address with a port: write it as 127.0.0.1:9421 or [::1]:9421")]
+    SocketAddress(String),
     /// A UUID.
     #[error("`{0}` is not a UUID: write it as 11111111-2222-3333-4444-555555555555, not all zero")]
     Uuid(String),

@@ -49,6 +49,6 @@ pub use located::{Located, Origin};
 pub use name::{VolumeName, VolumeNameError};
 pub use poll::{PollBudget, PollBudgetError};
 pub use size::{Size, SizeError};
-pub use target::{AllowedHosts, Arguments, Backend, BlockSize, BlockSizeError, Limits, Listener, Namespace, Subsystem, Target};
+pub use target::{AllowedHosts, Arguments, Backend, BlockSize, BlockSizeError, Limits, Listener, Namespace, Service, Subsystem, Target};
 pub use url::{Crc, Fpdu, NVME_PORT, SwitchError, Transport, Url, UrlError};
 pub use usage::one_line;

@@ -50,7 +50,8 @@ fn what_is_not_yaml_says_where() {
 
 #[test]
 fn an_empty_file_says_what_it_needs() {
-    let keys = "listeners, subsystems, reactors, poll, memory, limits and insecure_allow_any_host";
+    let keys =
+        "listeners, subsystems, reactors, poll, memory, limits, insecure_allow_any_host, state_dir, control, metrics and lock_memory";
     for (text, found) in
         [("", "nothing"), ("\n# only a comment\n", "nothing"), ("---", "nothing"), ("- a", "a list"), ("a", "the text \"a\"")]
     {
@@ -78,7 +79,7 @@ fn unknown_keys_are_found_at_each_level() {
         (
             "subsystems:",
             "port: 1\nsubsystems:",
-            "t.yaml:3:1: `port` is not a key of the configuration: use listeners, subsystems, reactors, poll, memory, limits or insecure_allow_any_host",
+            "t.yaml:3:1: `port` is not a key of the configuration: use listeners, subsystems, reactors, poll, memory, limits, insecure_allow_any_host, state_dir, control, metrics or lock_memory",
         ),
         (
             "subsystems:",

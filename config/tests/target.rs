@@ -81,6 +81,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!(target.limits.io_queues.get(), 128);
     assert_eq!(target.limits.controllers.get(), 256);
     assert!(!target.insecure_allow_any_host);
+    assert_eq!(target.service, godwit_config::Service::default());
     let listener = &target.listeners[0];
     assert_eq!((listener.transport, listener.fpdu, listener.crc), (Transport::Iwarp, Fpdu::Large, Crc::On));
     let namespace = &target.subsystems[0].namespaces[0];
@@ -115,8 +116,17 @@ subsystems:
         uuid: 11111111-2222-3333-4444-555555555555
         nguid: 0123456789abcdef0123456789abcdef
       - { nsid: 2, backend: { device: { path: /dev/sdb } } }
+state_dir: /srv/state
+control: /run/a.sock
+metrics: "[::1]:9421"
+lock_memory: true
 "#,
     );
+    assert_eq!(
+        (target.service.state_dir.as_deref(), target.service.control.as_deref()),
+        (Some(Path::new("/srv/state")), Some(Path::new("/run/a.sock")))
+    );
+    assert_eq!((target.service.metrics, target.service.lock_memory), ("[::1]:9421".parse().ok(), true));
     assert_eq!(target.listeners[0].address.to_string(), "[::1]:4420");
     assert_eq!((target.listeners[0].fpdu, target.listeners[0].crc), (Fpdu::Mss, Crc::Off));
     assert_eq!(target.listeners[1].transport, Transport::Rdma);

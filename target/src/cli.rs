@@ -56,6 +56,11 @@ struct Cli {
     #[arg(long, value_name = "NQN", requires = "export")]
     host: Vec<Nqn>,
 
+    /// Keep what has to be known about devices after a power cut in this folder [default: the unit's state directory, /var/lib/godwit, or
+    /// ~/.local/state/godwit]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+
     /// Let every host connect from other machines too: a host NQN is a name, not a password
     #[arg(long)]
     allow_any_host_remote: bool,
@@ -162,6 +167,9 @@ impl Cli {
         let mut configuration = made?;
         if let Some(reactors) = self.reactors {
             configuration.reactors = reactors;
+        }
+        if let Some(state_dir) = &self.state_dir {
+            configuration.service.state_dir = Some(state_dir.clone());
         }
         daemon::check(&configuration).map_err(|error| error.to_string())?;
         Ok(configuration)

@@ -1,8 +1,38 @@
-//! What the SMART log counts: one set per subsystem and reactor thread, written by that thread alone.
+//! What the SMART log counts: one set per store and reactor thread, written by that thread alone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one subsystem on one reactor thread.
+/// What is counted of one store.
+#[derive(Debug)]
+pub(crate) struct StoreCounters {
+    by_worker: Vec<Counters>,
+    unsafe_shutdowns: AtomicU64,
+}
+
+impl StoreCounters {
+    /// For so many workers.
+    pub(crate) fn new(workers: usize) -> Self {
+        Self { by_worker: (0..workers).map(|_| Counters::default()).collect(), unsafe_shutdowns: AtomicU64::new(0) }
+    }
+
+    /// Those that a worker counts in.
+    pub(crate) fn of(&self, worker: usize) -> &Counters {
+        &self.by_worker[worker]
+    }
+
+    /// The sums over all workers.
+    pub(crate) fn totals(&self) -> Totals {
+        let start = Totals { unsafe_shutdowns: self.unsafe_shutdowns.load(Ordering::SeqCst), ..Totals::default() };
+        self.by_worker.iter().fold(start, Totals::with)
+    }
+
+    /// How often unflushed writes may have been lost.
+    pub(crate) fn set_unsafe_shutdowns(&self, count: u64) {
+        self.unsafe_shutdowns.store(count, Ordering::SeqCst);
+    }
+}
+
+/// Counters of one store on one reactor thread.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {
@@ -13,7 +43,7 @@ pub(crate) struct Counters {
     media_errors: AtomicU64,
 }
 
-/// The sums over all threads.
+/// Sums over threads, or stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) read_bytes: u64,
@@ -21,6 +51,7 @@ pub(crate) struct Totals {
     pub(crate) reads: u64,
     pub(crate) writes: u64,
     pub(crate) media_errors: u64,
+    pub(crate) unsafe_shutdowns: u64,
 }
 
 impl Counters {
@@ -48,17 +79,28 @@ fn add(counter: &AtomicU64, amount: u64) {
 }
 
 impl Totals {
-    pub(crate) fn of(counters: &[Counters]) -> Self {
-        counters.iter().fold(Self::default(), |sum, counters| {
-            let with = |total: u64, counter: &AtomicU64| total.wrapping_add(counter.load(Ordering::Relaxed));
-            Self {
-                read_bytes: with(sum.read_bytes, &counters.read_bytes),
-                written_bytes: with(sum.written_bytes, &counters.written_bytes),
-                reads: with(sum.reads, &counters.reads),
-                writes: with(sum.writes, &counters.writes),
-                media_errors: with(sum.media_errors, &counters.media_errors),
-            }
-        })
+    fn with(self, counters: &Counters) -> Self {
+        let with = |total: u64, counter: &AtomicU64| total.wrapping_add(counter.load(Ordering::Relaxed));
+        Self {
+            read_bytes: with(self.read_bytes, &counters.read_bytes),
+            written_bytes: with(self.written_bytes, &counters.written_bytes),
+            reads: with(self.reads, &counters.reads),
+            writes: with(self.writes, &counters.writes),
+            media_errors: with(self.media_errors, &counters.media_errors),
+            unsafe_shutdowns: self.unsafe_shutdowns,
+        }
+    }
+
+    /// The sum of both.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            read_bytes: self.read_bytes.wrapping_add(other.read_bytes),
+            written_bytes: self.written_bytes.wrapping_add(other.written_bytes),
+            reads: self.reads.wrapping_add(other.reads),
+            writes: self.writes.wrapping_add(other.writes),
+            media_errors: self.media_errors.wrapping_add(other.media_errors),
+            unsafe_shutdowns: self.unsafe_shutdowns.saturating_add(other.unsafe_shutdowns),
+        }
     }
 }
 
@@ -68,12 +110,14 @@ mod tests {
 
     #[test]
     fn totals_sum_over_threads() {
-        let counters = [Counters::default(), Counters::default()];
-        counters[0].count_read(4096);
-        counters[1].count_read(512);
-        counters[1].count_write(8192);
-        counters[0].count_media_error();
-        let expected = Totals { read_bytes: 4608, written_bytes: 8192, reads: 2, writes: 1, media_errors: 1 };
-        assert_eq!(Totals::of(&counters), expected);
+        let counters = StoreCounters::new(2);
+        counters.of(0).count_read(4096);
+        counters.of(1).count_read(512);
+        counters.of(1).count_write(8192);
+        counters.of(0).count_media_error();
+        counters.set_unsafe_shutdowns(3);
+        let expected = Totals { read_bytes: 4608, written_bytes: 8192, reads: 2, writes: 1, media_errors: 1, unsafe_shutdowns: 3 };
+        assert_eq!(counters.totals(), expected);
+        assert_eq!(expected.plus(expected).unsafe_shutdowns, 6);
     }
 }

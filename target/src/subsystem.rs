@@ -1,13 +1,14 @@
 //! What the target offers: subsystems, their namespaces and hosts, and everything that its reactor threads share.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use godwit_nvme::{BlockSize, Nqn, Nsid};
 use godwit_rdma::{FpduSize, Transport};
 use uuid::Uuid;
 
 use crate::association::{Association, Associations, Ending, SubsystemIndex, Waiter};
-use crate::counters::{Counters, Totals};
+use crate::counters::{StoreCounters, Totals};
 use crate::limits::Limits;
 use crate::mailbox::{Mailbox, Notice};
 
@@ -110,8 +111,8 @@ pub struct Target {
     pub(crate) mailboxes: Vec<Mailbox>,
     /// The generation counter of the discovery log (GENCTR). What is offered does not change while a target runs.
     pub(crate) generation: u64,
-    /// By subsystem, then by worker.
-    counters: Vec<Vec<Counters>>,
+    /// By store.
+    counters: Vec<Arc<StoreCounters>>,
 }
 
 impl Target {
@@ -120,7 +121,9 @@ impl Target {
         for subsystem in &mut subsystems {
             subsystem.namespaces.sort_by_key(|namespace| namespace.nsid);
         }
-        let counters = subsystems.iter().map(|_| (0..workers).map(|_| Counters::default()).collect()).collect();
+        let namespaces = subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+        let stores = namespaces.map(|namespace| namespace.store + 1).max().unwrap_or_default();
+        let counters = (0..stores).map(|_| Arc::new(StoreCounters::new(workers))).collect();
         Self {
             subsystems,
             portals,
@@ -171,16 +174,23 @@ impl Target {
         self.subsystems.iter().position(|subsystem| subsystem.nqn == *nqn).map(SubsystemIndex::Nvm)
     }
 
-    pub(crate) fn counters(&self, subsystem: usize, worker: usize) -> &Counters {
-        &self.counters[subsystem][worker]
+    /// Says how often writes to a store that were acknowledged and not flushed may have been lost.
+    pub fn set_unsafe_shutdowns(&self, store: usize, count: u64) {
+        self.counters[store].set_unsafe_shutdowns(count);
     }
 
-    pub(crate) fn totals(&self, subsystem: usize) -> Totals {
-        Totals::of(&self.counters[subsystem])
+    pub(crate) fn counters(&self, store: usize) -> Option<&Arc<StoreCounters>> {
+        self.counters.get(store)
+    }
+
+    /// What was counted of these namespaces.
+    pub(crate) fn totals<'a>(&self, namespaces: impl IntoIterator<Item = &'a Namespace>) -> Totals {
+        let of = |namespace: &Namespace| self.counters(namespace.store).map(|counters| counters.totals());
+        namespaces.into_iter().filter_map(of).fold(Totals::default(), Totals::plus)
     }
 
     /// Ends an association: no command of it starts any more, and its queues are told to close.
-    pub(crate) fn kill(&self, association: &std::sync::Arc<Association>, ending: Ending) {
+    pub(crate) fn kill(&self, association: &Arc<Association>, ending: Ending) {
         let workers = self.associations.kill(association);
         if !workers.is_empty() {
             tracing::info!(cntlid = association.cntlid.get(), host = %association.host.nqn, "association ends: {ending}");

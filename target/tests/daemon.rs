@@ -113,6 +113,26 @@ fn a_file_is_made_and_keeps_its_size() {
 }
 
 #[test]
+fn a_daemon_that_stops_marks_its_file_as_clean_and_one_that_is_killed_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.img");
+    let mark = || std::fs::read_to_string(folder.path().join(".disk.img.godwit")).unwrap();
+    let export = format!("{},size=4MiB", path.display());
+    let start = || Daemon::start(&["--export", &export, "--listen", "iwarp://127.0.0.1:0"]);
+    let daemon = start();
+    assert!(mark().contains("\"in use\""), "{}", mark());
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.exit_code(), Some(0));
+    assert!(mark().contains("\"clean\"") && mark().contains("\"unsafe_shutdowns\":0"), "{}", mark());
+    drop(start());
+    assert!(mark().contains("\"in use\""), "{}", mark());
+    // One that fails to start has written nothing.
+    let (code, _, _) = output(&["--export", &export, "--export", "/nowhere/disk.img", "--listen", "iwarp://127.0.0.1:0", "--log", "error"]);
+    assert_eq!(code, Some(1));
+    assert!(mark().contains("\"clean\""), "{}", mark());
+}
+
+#[test]
 fn wrong_usage_exits_with_2() {
     assert_eq!(output(&[]).0, Some(2));
     assert_eq!(output(&["--export", "memory:1MiB", "--log", "a=b=c"]).0, Some(2));

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use super::{AllowedHosts, Backend, Limits, Listener, Namespace, Subsystem, Target, check::check};
+use super::{AllowedHosts, Backend, Limits, Listener, Namespace, Service, Subsystem, Target, check::check};
 use crate::{
     Crc, Export, Fault, Host, HostPort, Located, NVME_PORT, Nqn, Origin, PollBudget, PoolMemory, Problem, Problems, Reactors, TargetNsid,
     Transport, Url,
@@ -69,6 +69,7 @@ impl Target {
             memory: PoolMemory::default(),
             limits: Limits::default(),
             insecure_allow_any_host,
+            service: Service::default(),
         })
     }
 }

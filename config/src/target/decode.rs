@@ -2,13 +2,25 @@
 
 use std::path::PathBuf;
 
-use super::{AllowedHosts, Backend, Limits, Listener, Namespace, Subsystem, Target};
+use super::{AllowedHosts, Backend, Limits, Listener, Namespace, Service, Subsystem, Target};
 use crate::{
     Fault, Located, PoolMemory, QueueSize, Size, TargetNsid,
     yaml::{Decoder, List, Node, Table, value_or_default},
 };
 
-const TOP: &[&str] = &["listeners", "subsystems", "reactors", "poll", "memory", "limits", "insecure_allow_any_host"];
+const TOP: &[&str] = &[
+    "listeners",
+    "subsystems",
+    "reactors",
+    "poll",
+    "memory",
+    "limits",
+    "insecure_allow_any_host",
+    "state_dir",
+    "control",
+    "metrics",
+    "lock_memory",
+];
 const LIMITS: &[&str] = &["in_capsule", "queue_size", "io_queues", "controllers"];
 const LISTENER: &[&str] = &["transport", "address", "fpdu", "crc"];
 const SUBSYSTEM: &[&str] = &["nqn", "allow_any_host", "hosts", "serial", "model", "namespaces"];
@@ -50,6 +62,12 @@ pub(super) fn target(d: &mut Decoder, root: &Node) -> Option<Target> {
         memory: value_or_default(memory),
         limits,
         insecure_allow_any_host: value_or_default(d.optional(&table, "insecure_allow_any_host")),
+        service: Service {
+            state_dir: d.optional(&table, "state_dir").map(|located| located.value),
+            control: d.optional(&table, "control").map(|located| located.value),
+            metrics: d.optional(&table, "metrics").map(|located| located.value),
+            lock_memory: value_or_default(d.optional(&table, "lock_memory")),
+        },
     })
 }
 

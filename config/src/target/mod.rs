@@ -7,6 +7,7 @@ mod load;
 
 use std::{
     fmt,
+    net::SocketAddr,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -39,6 +40,21 @@ pub struct Target {
     pub limits: Limits,
     /// `allow_any_host` is also right where other machines can connect.
     pub insecure_allow_any_host: bool,
+    /// What the daemon is to its machine.
+    pub service: Service,
+}
+
+/// What the daemon is to the machine that it runs on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Service {
+    /// The folder for what is kept about devices; absent is the daemon's choice.
+    pub state_dir: Option<PathBuf>,
+    /// The control socket; absent is the daemon's choice.
+    pub control: Option<PathBuf>,
+    /// Where metrics are served; absent is nowhere.
+    pub metrics: Option<SocketAddr>,
+    /// Whether all of the daemon's memory stays in RAM, and writing out of memory pressure passes it by.
+    pub lock_memory: bool,
 }
 
 /// An address to listen on.

@@ -1,6 +1,6 @@
 //! How each leaf type reads from a YAML value.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use crate::{
     AnyNsid, BlockSize, Connections, Controllers, Crc, CtrlLossTimeout, FastIoFailTimeout, Fpdu, HostPort, InCapsule, IoQueues, IoTimeout,
@@ -157,6 +157,15 @@ impl Scalar for HostPort {
 
     fn read(value: &Value) -> Result<Self, Mismatch> {
         Self::parse(text(value)?, NVME_PORT).map_err(invalid)
+    }
+}
+
+impl Scalar for SocketAddr {
+    const EXPECTED: &'static str = "an address with a port such as \"127.0.0.1:9421\"";
+
+    fn read(value: &Value) -> Result<Self, Mismatch> {
+        let text = text(value)?;
+        text.parse().map_err(|_| Mismatch::Value(ValueError::SocketAddress(text.to_owned())))
     }
 }
 

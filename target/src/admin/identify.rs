@@ -112,7 +112,7 @@ fn io_controller(subsystem: &Subsystem, admin: &Controller, about: &About<'_>) -
     id.cmic = MultiPath::MULTIPLE_PORTS | MultiPath::MULTIPLE_CONTROLLERS;
     id.cntrltype = ControllerType::IO;
     id.oaes = AsyncEventConfiguration::NAMESPACE_ATTRIBUTE;
-    id.lpa |= LogPageAttributes::COMMAND_EFFECTS;
+    id.lpa |= LogPageAttributes::COMMAND_EFFECTS | LogPageAttributes::SMART_PER_NAMESPACE;
     id.nn = U32::new(MAX_NSID);
     id.mnan = U32::new(MAX_NSID);
     id.oncs = OptionalNvmCommands::COMPARE | OptionalNvmCommands::DATASET_MANAGEMENT | OptionalNvmCommands::WRITE_ZEROES;

@@ -46,12 +46,13 @@ fn smart(nsid: Nsid, controller: &Controller, about: &About<'_>) -> Result<Vec<u
     let SubsystemIndex::Nvm(index) = controller.association.subsystem else {
         return Err(Refusal::at(location::CDW10, StatusCode::INVALID_LOG_PAGE));
     };
-    // There is no log per namespace; that of the controller serves for each.
-    let known = nsid == Nsid::NONE || nsid == Nsid::ALL || about.target.subsystems[index].namespace(nsid).is_some();
-    if !known {
-        return Err(Refusal::at(location::NSID, StatusCode::INVALID_NAMESPACE_OR_FORMAT));
-    }
-    let totals = about.target.totals(index);
+    let subsystem = &about.target.subsystems[index];
+    let totals = if nsid == Nsid::NONE || nsid == Nsid::ALL {
+        about.target.totals(&subsystem.namespaces)
+    } else {
+        let unknown = Refusal::at(location::NSID, StatusCode::INVALID_NAMESPACE_OR_FORMAT);
+        about.target.totals([subsystem.namespace(nsid).ok_or(unknown)?])
+    };
     let mut smart = SmartLog::zeroed();
     smart.set_temperature_kelvin(TEMPERATURE_KELVIN);
     smart.available_spare = 100;
@@ -59,6 +60,7 @@ fn smart(nsid: Nsid, controller: &Controller, about: &About<'_>) -> Result<Vec<u
     smart.set_bytes_transferred(totals.read_bytes.into(), totals.written_bytes.into());
     smart.host_reads = U128::new(totals.reads.into());
     smart.host_writes = U128::new(totals.writes.into());
+    smart.unsafe_shutdowns = U128::new(totals.unsafe_shutdowns.into());
     smart.media_errors = U128::new(totals.media_errors.into());
     smart.error_log_entries = U128::new(controller.association.errors().count().into());
     smart.power_cycles = U128::new(1);

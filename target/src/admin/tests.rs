@@ -15,6 +15,7 @@ use super::*;
 use crate::association::{Host, SubsystemIndex, Waiter};
 use crate::limits::Limits;
 use crate::queue::QueueKey;
+use crate::subsystem::Namespace;
 use crate::subsystem::tests::{namespace, subsystem};
 
 const CID: Cid = Cid::new(1);
@@ -27,7 +28,12 @@ struct Bench {
 
 impl Bench {
     fn of(subsystem_index: SubsystemIndex) -> Self {
-        let target = Target::new(vec![subsystem(vec![namespace(1, 1 << 20), namespace(5, 1 << 20)])], vec![], Limits::default(), 1);
+        let target = Target::new(
+            vec![subsystem(vec![namespace(1, 1 << 20), Namespace { store: 1, ..namespace(5, 1 << 20) }])],
+            vec![],
+            Limits::default(),
+            1,
+        );
         let host = Host { nqn: Nqn::new("nqn.2026-11.org.example:host").unwrap(), id: HostId([1; 16]) };
         let waiter = Waiter { worker: 0, queue: QueueKey { index: 0, generation: 0 } };
         let association = target.associations.open(host, subsystem_index, waiter).unwrap();
@@ -194,6 +200,16 @@ fn logs_of_a_fresh_controller_are_sane() {
 #[test]
 fn smart_logs_are_of_the_controller_or_of_a_namespace_that_is_there() {
     let mut bench = Bench::enabled(VOLUME);
+    bench.target.set_unsafe_shutdowns(0, 3);
+    bench.target.set_unsafe_shutdowns(1, 4);
+    bench.target.counters(1).unwrap().of(0).count_write(512_000);
+    let mut counted = |nsid| {
+        let page = GetLogPage { nsid, ..GetLogPage::new(LogId::SMART, DwordCount::from_bytes(512).unwrap()) };
+        let log = bench.data(Sqe::get_log_page(CID, &page), 512).unwrap();
+        (log[48], log[144])
+    };
+    assert_eq!([Nsid::new(1), Nsid::new(5)].map(&mut counted), [(0, 3), (1, 4)], "data units written, unsafe shutdowns");
+    assert_eq!([Nsid::NONE, Nsid::ALL].map(&mut counted), [(1, 7), (1, 7)]);
     let mut of = |nsid| {
         let page = GetLogPage { nsid, ..GetLogPage::new(LogId::SMART, DwordCount::from_bytes(512).unwrap()) };
         bench.data(Sqe::get_log_page(CID, &page), 512).map(|_| ())

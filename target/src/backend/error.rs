@@ -1,7 +1,7 @@
 //! Why a store cannot be opened: one line each, with what to do.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -159,6 +159,16 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
+    /// What tells later whether unflushed writes were lost cannot be written.
+    #[error("{}: cannot write {}, which tells after a power cut whether writes were lost: {}; {}", path.display(), mark.display(), in_words(error), mark_advice(path, mark))]
+    Mark {
+        /// The path.
+        path: PathBuf,
+        /// The path of the mark.
+        mark: PathBuf,
+        /// What the operating system answered.
+        error: io::Error,
+    },
     /// Two exports lie on the same file or device.
     #[error("{first} and {second} are the same storage; export it once, under one namespace")]
     Twice {
@@ -177,6 +187,15 @@ pub enum OpenError {
         /// What it answered.
         error: io::Error,
     },
+}
+
+/// The mark of a file lies beside it, that of a device in the state directory.
+fn mark_advice(path: &Path, mark: &Path) -> &'static str {
+    if path.parent() == mark.parent() {
+        "give the daemon's user write access to the folder, or set `read_only: true` (PATH,read_only after --export)"
+    } else {
+        "name a folder that the daemon's user can write to with `state_dir:` (--state-dir), or set `read_only: true`"
+    }
 }
 
 /// An error of the system with what to do about it where that is known, and without its number, which says nothing to people.

@@ -211,7 +211,7 @@ impl Attached {
             return Err(BackendError::SyncFailed);
         }
         let Some((offset, len)) = operation.range() else { return Ok(()) };
-        let end = offset.checked_add(len).filter(|&end| end <= description.size_bytes).ok_or(BackendError::OutOfRange)?;
+        let end = offset.checked_add(len).filter(|&end| end <= self.shared.size_bytes()).ok_or(BackendError::OutOfRange)?;
         if end <= self.shared.intact_bytes() { Ok(()) } else { Err(BackendError::Truncated) }
     }
 

@@ -27,6 +27,8 @@
 //!   from it, and counts;
 //! * with buffered I/O, where writing back may well lack room, a durable write is a write followed by a sync, and the halves speak for themselves.
 //!
+//! A failed sync is told to those who ask for one; what of others was lost with it, the count of unsafe shutdowns tells (see the module `mark`).
+//!
 //! A write that is not durable and fails is told to its own client and loses nothing that was acknowledged.
 //!
 //! One window is left: of two syncs that overlap, the kernel may tell the failure to the one and success to the other, whose event arrives first. Then
@@ -34,7 +36,7 @@
 //!
 //! # Files that others truncate
 //!
-//! A store never grows or shrinks after it was opened, and no operation reaches beyond its size. When someone else truncates the file, a read behind
+//! A store does not grow or shrink by itself ([`Store::resize`] is an administrator's word), and no operation reaches beyond its size. When someone else truncates the file, a read behind
 //! its new end comes back short: [`BackendError::Truncated`]. From then on reads *and writes* behind that point fail without being tried, for a write
 //! there would extend the file again, and the hole in between would read as zeroes where data had been. [`Store::check_size`] lets the control thread
 //! notice a truncation before a read does; a write behind the new end in the meantime cannot be told from an honest one.
@@ -43,6 +45,7 @@ mod error;
 mod identity;
 mod job;
 mod lock;
+mod mark;
 mod open;
 mod storage;
 mod store;
@@ -55,7 +58,8 @@ pub use error::OpenError;
 pub(crate) use error::in_words;
 pub use identity::Identity;
 pub use job::{Attached, Job, Progress};
-pub use open::{OpenOptions, Source, reject_shared_storage};
+pub use mark::BootId;
+pub use open::{OpenOptions, Source, reject_shared_storage, usual_state_dir};
 pub use storage::StorageId;
 pub use store::{Description, Kind, Store};
 

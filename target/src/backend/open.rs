@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use uuid::Uuid;
 
 use super::lock::{self, Wait};
+use super::mark::{self, BootId, Mark};
 use super::storage::{attribute, kind_of, sysfs};
 use super::{Description, Identity, Kind, OpenError, StorageId, Store};
 
@@ -56,12 +57,38 @@ pub struct OpenOptions {
     pub nguid: Option<[u8; 16]>,
     /// How long to wait for a lock that another process holds.
     pub lock_wait: Duration,
+    /// The folder for the marks of devices: see the module `mark`.
+    pub state_dir: PathBuf,
+    /// The run of the machine that this is; absent asks the kernel.
+    pub boot: Option<BootId>,
+}
+
+/// Where marks of devices are unless it is said otherwise: what systemd made for the daemon, or `/var/lib/godwit`; or the place of an ordinary user.
+#[must_use]
+pub fn usual_state_dir() -> PathBuf {
+    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    // systemd names all of them, with colons between.
+    let of_service = from("STATE_DIRECTORY").and_then(|all| all.to_str().and_then(|all| all.split(':').next()).map(PathBuf::from));
+    let of_user = || {
+        let state = from("XDG_STATE_HOME").or_else(|| from("HOME").map(|home| home.join(".local/state")))?;
+        (!rustix::process::geteuid().is_root()).then(|| state.join("godwit"))
+    };
+    of_service.or_else(of_user).unwrap_or_else(|| PathBuf::from("/var/lib/godwit"))
 }
 
 impl OpenOptions {
     /// Blocks of 4096 bytes, writable, with an identity of its own; waits for a lock for 30 seconds.
     pub fn new(source: Source) -> Self {
-        Self { source, block_size: 4096, read_only: false, uuid: None, nguid: None, lock_wait: Duration::from_secs(30) }
+        Self {
+            source,
+            block_size: 4096,
+            read_only: false,
+            uuid: None,
+            nguid: None,
+            lock_wait: Duration::from_secs(30),
+            state_dir: usual_state_dir(),
+            boot: None,
+        }
     }
 
     fn identity(&self, found: impl FnOnce() -> Result<Identity, OpenError>) -> Result<Identity, OpenError> {
@@ -70,6 +97,32 @@ impl OpenOptions {
             identity.nguid = nguid;
         }
         Ok(identity)
+    }
+
+    fn boot(&self) -> Result<BootId, OpenError> {
+        let failed = |error| OpenError::System { what: "/proc/sys/kernel/random/boot_id".to_owned(), doing: "read it", error };
+        self.boot.map_or_else(|| BootId::current().map_err(failed), Ok)
+    }
+
+    /// Gives a store its mark. `place` is where that is; `natural` is what the store is, whatever it is called.
+    fn mark(
+        &self,
+        store: Store<BackingFile>,
+        path: &Path,
+        place: io::Result<PathBuf>,
+        natural: Option<Identity>,
+        made: bool,
+    ) -> Result<Store<BackingFile>, OpenError> {
+        let boot = self.boot()?;
+        let natural = natural.unwrap_or_else(|| store.identity()).uuid;
+        if self.read_only {
+            let count = place.map_or(0, |place| mark::look(&place, natural, boot));
+            return Ok(store.with_unsafe_shutdowns(count));
+        }
+        let failed = |mark: PathBuf| move |error| OpenError::Mark { path: path.to_owned(), mark, error };
+        let place = place.map_err(failed(path.to_owned()))?;
+        let mark = Mark::take(place.clone(), natural, boot, made).map_err(failed(place))?;
+        Ok(store.with_mark(mark))
     }
 
     fn check_size(&self, what: &str, size_bytes: u64) -> Result<(), OpenError> {
@@ -171,11 +224,12 @@ fn open_file(options: &OpenOptions, path: &Path, size: Option<u64>, create: bool
     if let Some(size) = size {
         options.check_size(&what, size)?;
     }
+    let mut made = false;
     let file = match fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => options.std_options().open(path).map_err(|error| refused(options, path, error))?,
         Ok(metadata) => return Err(not_a_file(path, &metadata)),
         Err(error) if error.kind() == io::ErrorKind::NotFound && create => {
-            make_file(path, size.ok_or_else(|| OpenError::NoSize { path: path.to_owned() })?)?;
+            made = make_file(path, size.ok_or_else(|| OpenError::NoSize { path: path.to_owned() })?)?;
             options.std_options().open(path).map_err(|error| refused(options, path, error))?
         }
         Err(error) => return Err(refused(options, path, error)),
@@ -191,18 +245,20 @@ fn open_file(options: &OpenOptions, path: &Path, size: Option<u64>, create: bool
         return Err(OpenError::SizeDiffers { path: path.to_owned(), found_bytes: size_bytes, wanted_bytes });
     }
     options.check_size(&what, size_bytes)?;
-    let identity = options.identity(|| Identity::of_file(&metadata).ok_or_else(|| OpenError::NoIdentity { path: path.to_owned() }))?;
+    let natural = Identity::of_file(&metadata);
+    let identity = options.identity(|| natural.ok_or_else(|| OpenError::NoIdentity { path: path.to_owned() }))?;
     let in_memory = is_in_memory(&file).map_err(system("ask for its file system"))?;
     let mode = if in_memory { Mode::InMemory } else { choose_mode(&file, path, options.block_size)? };
-    Ok(store(options, file, path, Kind::File, size_bytes, identity, Some(storage), mode))
+    let store = store(options, file, path, Kind::File, size_bytes, identity, Some(storage), mode);
+    options.mark(store, path, mark::beside(path), natural, made)
 }
 
-/// Makes a sparse file. A name that exists by now is left to whoever made it.
-fn make_file(path: &Path, size_bytes: u64) -> Result<(), OpenError> {
+/// Makes a sparse file. A name that exists by now is left to whoever made it: false.
+fn make_file(path: &Path, size_bytes: u64) -> Result<bool, OpenError> {
     let system = |doing| move |error| OpenError::System { what: path.display().to_string(), doing, error };
     let file = match fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(OpenError::MissingFolder { path: path.to_owned() }),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(denied(path, true)),
         Err(error) => return Err(system("make it")(error)),
@@ -214,7 +270,7 @@ fn make_file(path: &Path, size_bytes: u64) -> Result<(), OpenError> {
         // Without its size it would stand in the way of the next attempt.
         let _ = fs::remove_file(path);
     }
-    named.map_err(system("give it its size"))
+    named.map(|()| true).map_err(system("give it its size"))
 }
 
 fn open_device(options: &OpenOptions, path: &Path) -> Result<Store<BackingFile>, OpenError> {
@@ -236,15 +292,23 @@ fn open_device(options: &OpenOptions, path: &Path) -> Result<Store<BackingFile>,
     }
     let size_bytes = file.seek(SeekFrom::End(0)).map_err(system("ask for its size"))?;
     options.check_size(&path.display().to_string(), size_bytes)?;
+    let natural = Identity::of_device(number);
     let identity = options.identity(|| {
-        Ok(Identity::of_device(number).unwrap_or_else(|| {
+        Ok(natural.unwrap_or_else(|| {
             tracing::warn!("{}: the device has no serial number or other name of its own; another one under this path and of its size would pass for it; give the namespace a `uuid`", path.display());
             Identity::of_path(path, size_bytes)
         }))
     })?;
     let mode = choose_mode(&file, path, options.block_size)?;
     let storage = StorageId::of(&file.metadata().map_err(system("look at it"))?);
-    Ok(store(options, file, path, Kind::Device, size_bytes, identity, Some(storage), mode))
+    let store = store(options, file, path, Kind::Device, size_bytes, identity, Some(storage), mode);
+    let named = natural.unwrap_or(identity).uuid;
+    let place = if options.read_only { Ok(()) } else { make_state_dir(&options.state_dir) };
+    options.mark(store, path, place.map(|()| mark::in_state_directory(&options.state_dir, named)), natural, false)
+}
+
+fn make_state_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// Opens a device for this process alone. What a killed predecessor still has in flight holds its claim, so this may take a while.

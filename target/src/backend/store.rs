@@ -1,12 +1,13 @@
 //! An open store, and what its threads share: geometry, identity, and what was learnt about it.
 
 use std::io::{self, Seek, SeekFrom};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_reactor::{AllocateMode, BackingFile};
 use uuid::Uuid;
 
+use super::mark::Mark;
 use super::{Identity, StorageId};
 
 /// What a store is kept in.
@@ -27,7 +28,7 @@ pub struct Description {
     pub text: String,
     /// What it is kept in.
     pub kind: Kind,
-    /// Its size in bytes: a multiple of the block size, not 0.
+    /// Its size in bytes when it is opened: a multiple of the block size, not 0.
     pub size_bytes: u64,
     /// Bytes of a logical block.
     pub block_bytes: u32,
@@ -54,7 +55,11 @@ pub struct Store<F> {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) description: Description,
+    size_bytes: AtomicU64,
     sync_failed: AtomicBool,
+    /// Of a file or device that can be written.
+    mark: Mutex<Option<Mark>>,
+    unsafe_shutdowns: AtomicU64,
     /// The store is known to end here, if that is less than its size.
     intact_bytes: AtomicU64,
     no_punch_hole: AtomicBool,
@@ -71,7 +76,10 @@ impl<F> Store<F> {
         let blocks = description.size_bytes.checked_div(u64::from(description.block_bytes));
         assert!(blocks.is_some_and(|blocks| blocks > 0 && blocks * u64::from(description.block_bytes) == description.size_bytes));
         let shared = Shared {
+            size_bytes: AtomicU64::new(description.size_bytes),
             sync_failed: AtomicBool::new(false),
+            mark: Mutex::default(),
+            unsafe_shutdowns: AtomicU64::new(0),
             intact_bytes: AtomicU64::new(description.size_bytes),
             no_punch_hole: AtomicBool::new(false),
             no_zero_range: AtomicBool::new(false),
@@ -80,9 +88,14 @@ impl<F> Store<F> {
         Self { file, shared: Arc::new(shared) }
     }
 
-    /// Its size in bytes, which never changes.
+    /// Its size in bytes, as far as it is used.
     pub fn size_bytes(&self) -> u64 {
-        self.shared.description.size_bytes
+        self.shared.size_bytes()
+    }
+
+    /// How often writes that were acknowledged and not flushed may have been lost. It never decreases.
+    pub fn unsafe_shutdowns(&self) -> u64 {
+        self.shared.unsafe_shutdowns.load(Ordering::SeqCst)
     }
 
     /// Bytes of a logical block.
@@ -140,24 +153,86 @@ impl Store<BackingFile> {
         Ok(())
     }
 
-    /// An administrator's word that what was lost has been dealt with: syncs once, checks the size, and forgets an earlier sync failure or truncation.
+    /// Writes down that a sync has failed, if one has: the next daemon must know, however this one ends. The control thread calls it about once a second.
     ///
     /// # Errors
     ///
-    /// When syncing fails again, or the file is still too short; then nothing is forgotten.
-    pub fn reopen(&self) -> io::Result<()> {
+    /// Those of writing the mark.
+    pub fn keep_mark(&self) -> io::Result<()> {
+        match &mut *self.shared.mark() {
+            Some(mark) if self.sync_failed() && !mark.is_lost() => mark.note_lost(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Syncs for the last time, and marks the store as clean unless something was lost. No thread may work on it any more.
+    ///
+    /// # Errors
+    ///
+    /// Those of syncing and of writing the mark.
+    pub fn close(&self) -> io::Result<()> {
+        if self.read_only() {
+            return Ok(());
+        }
+        self.file.file.sync_data().inspect_err(|error| self.shared.note_sync_failure(error))?;
+        self.keep_mark()?;
+        match &mut *self.shared.mark() {
+            Some(mark) if !mark.is_lost() => mark.clean(),
+            _ => Ok(()),
+        }
+    }
+
+    /// An administrator's word that what was lost has been dealt with: syncs once, checks the size, and forgets an earlier sync failure or truncation. The
+    /// count of unsafe shutdowns moves first. Then `before` is called, for flushes that have failed may succeed from here on: it has to end the associations
+    /// of all hosts that use the store, so that they see the count.
+    ///
+    /// # Errors
+    ///
+    /// When syncing fails again, the file is still too short, or the mark cannot be written; then nothing is forgotten.
+    pub fn reopen(&self, before: impl FnOnce()) -> io::Result<()> {
+        if !self.sync_failed() && !self.truncated() {
+            return Ok(());
+        }
         self.file.file.sync_data()?;
         let (found, size_bytes) = (self.current_bytes()?, self.size_bytes());
         if found < size_bytes {
             return Err(io::Error::other(format!("{} has {found} bytes of {size_bytes}", self.description())));
         }
+        if let Some(mark) = &mut *self.shared.mark() {
+            mark.count_lost()?;
+            self.shared.unsafe_shutdowns.store(mark.unsafe_shutdowns(), Ordering::SeqCst);
+        }
+        before();
         self.shared.intact_bytes.store(size_bytes, Ordering::Relaxed);
         self.shared.sync_failed.store(false, Ordering::SeqCst);
         tracing::info!(store = self.description(), "reopened");
         Ok(())
     }
 
-    pub(super) fn current_bytes(&self) -> io::Result<u64> {
+    /// An administrator's word that the store has another size now: that of its file or device, which must have been changed before. Larger, hosts may be
+    /// told of it afterwards; smaller, they must have been told before, and have nothing under way behind the new end.
+    pub fn resize(&self, size_bytes: u64) {
+        let before = self.shared.size_bytes.swap(size_bytes, Ordering::SeqCst);
+        // Someone who truncated the file and made it longer again has put a hole in it all the same.
+        let _ = self.shared.intact_bytes.compare_exchange(before, size_bytes, Ordering::SeqCst, Ordering::SeqCst);
+        self.shared.intact_bytes.fetch_min(size_bytes, Ordering::SeqCst);
+        tracing::info!(store = self.description(), size_bytes, "has another size");
+    }
+
+    /// Has a mark that says what may have been lost.
+    pub(super) fn with_mark(self, mark: Mark) -> Self {
+        self.shared.unsafe_shutdowns.store(mark.unsafe_shutdowns(), Ordering::SeqCst);
+        *self.shared.mark() = Some(mark);
+        self
+    }
+
+    /// Only reports a count that others keep.
+    pub(super) fn with_unsafe_shutdowns(self, count: u64) -> Self {
+        self.shared.unsafe_shutdowns.store(count, Ordering::SeqCst);
+        self
+    }
+
+    pub(crate) fn current_bytes(&self) -> io::Result<u64> {
         match self.kind() {
             // All I/O names its offset: the position that this moves is nobody's.
             Kind::Device => (&*self.file.file).seek(SeekFrom::End(0)),
@@ -184,6 +259,15 @@ impl Description {
 }
 
 impl Shared {
+    fn mark(&self) -> MutexGuard<'_, Option<Mark>> {
+        // Nothing panics in between that leaves it half changed.
+        self.mark.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Relaxed)
+    }
+
     pub(super) fn is_direct(&self) -> bool {
         !self.description.buffered && !self.description.in_memory
     }
@@ -205,7 +289,7 @@ impl Shared {
 
     pub(super) fn note_truncated(&self, intact_bytes: u64) {
         if self.intact_bytes.fetch_min(intact_bytes, Ordering::Relaxed) > intact_bytes {
-            let (store, size_bytes) = (self.description.text.as_str(), self.description.size_bytes);
+            let (store, size_bytes) = (self.description.text.as_str(), self.size_bytes());
             tracing::error!(store, size_bytes, intact_bytes, "the backing file was truncated; what lay behind its new end is refused");
         }
     }

@@ -117,6 +117,9 @@ pub fn run(configuration: &Configuration) -> Result<(), DaemonError> {
     target.drain();
     let already = usize::from(ended.is_err());
     let stopped = wait_until_stopped(&hear, threads, already);
+    if already == 0 && stopped.is_ok() {
+        setup::close(&opened.stores);
+    }
     ended.and(stopped)
 }
 
@@ -228,6 +231,9 @@ fn watch(hear: &Receiver<Heard>, stores: &[Arc<Store<BackingFile>>]) -> Result<(
                 for store in stores {
                     if let Err(error) = store.check_size() {
                         tracing::warn!(store = store.description(), "cannot look at its size: {error}");
+                    }
+                    if let Err(error) = store.keep_mark() {
+                        tracing::error!(store = store.description(), "cannot write down that a sync failed: {error}");
                     }
                 }
             }

@@ -144,11 +144,31 @@ pub fn check(configuration: &Configuration) -> Result<(), SetupError> {
 pub(super) fn open(configuration: &Configuration) -> Result<Opened, SetupError> {
     let (portals, listeners) = bind(configuration)?;
     let mut stores = Vec::with_capacity(namespaces(configuration).count());
+    let subsystems = open_stores(configuration, &mut stores).inspect_err(|_| close(&stores))?;
+    let limits = limits(configuration);
+    let target = Target::new(subsystems, portals, limits, usize::from(configuration.reactors.get())).with_generation(generation());
+    for (number, store) in stores.iter().enumerate() {
+        target.set_unsafe_shutdowns(number, store.unsafe_shutdowns());
+    }
+    Ok(Opened { target, stores, listeners })
+}
+
+/// Marks stores as clean that nobody works on any more. What is not marked is taken for lost if the machine goes down before it is opened again.
+pub(super) fn close(stores: &[Arc<Store<BackingFile>>]) {
+    for store in stores {
+        if let Err(error) = store.close() {
+            tracing::error!(store = store.description(), "cannot close it cleanly: {error}");
+        }
+    }
+}
+
+/// Opens the stores of all namespaces.
+fn open_stores(configuration: &Configuration, stores: &mut Vec<Arc<Store<BackingFile>>>) -> Result<Vec<Subsystem>, SetupError> {
     let mut subsystems = Vec::with_capacity(configuration.subsystems.len());
     for subsystem in &configuration.subsystems {
         let mut namespaces = Vec::with_capacity(subsystem.namespaces.len());
         for namespace in &subsystem.namespaces {
-            let store = open_store(namespace)?;
+            let store = open_store(namespace, configuration)?;
             namespaces.push(describe(namespace, &store, stores.len()));
             tracing::info!(nqn = %*subsystem.nqn, nsid = namespace.nsid.get(), store = store.description(), "namespace opened");
             stores.push(Arc::new(store));
@@ -164,9 +184,7 @@ pub(super) fn open(configuration: &Configuration) -> Result<Opened, SetupError> 
             namespaces,
         });
     }
-    let limits = limits(configuration);
-    let target = Target::new(subsystems, portals, limits, usize::from(configuration.reactors.get())).with_generation(generation());
-    Ok(Opened { target, stores, listeners })
+    Ok(subsystems)
 }
 
 /// A number that is larger at each start: the milliseconds of the clock.
@@ -257,7 +275,7 @@ fn source(backend: &Backend) -> Source {
     }
 }
 
-fn open_store(namespace: &godwit_config::Namespace) -> Result<Store<BackingFile>, SetupError> {
+fn open_store(namespace: &godwit_config::Namespace, configuration: &Configuration) -> Result<Store<BackingFile>, SetupError> {
     let device = match &*namespace.backend {
         Backend::Device { path } => device_block_size(path),
         Backend::File { .. } | Backend::Memory { .. } => None,
@@ -267,6 +285,9 @@ fn open_store(namespace: &godwit_config::Namespace) -> Result<Store<BackingFile>
     options.read_only = namespace.read_only;
     options.uuid = namespace.uuid.as_ref().map(|uuid| uuid.value);
     options.nguid = namespace.nguid.as_ref().map(|nguid| nguid.bytes());
+    if let Some(state_dir) = &configuration.service.state_dir {
+        options.state_dir.clone_from(state_dir);
+    }
     Store::open(&options).map_err(|source| SetupError::Store { origin: namespace.origin.to_string(), source })
 }
 

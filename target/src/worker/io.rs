@@ -7,7 +7,6 @@ use godwit_reactor::{FileDone, Reactor, Token};
 
 use super::connection::Attempt;
 use super::{Context, Worker};
-use crate::association::SubsystemIndex;
 use crate::backend::{BackendError, Operation, Progress};
 use crate::queue::{Phase, Purpose, Running, Work};
 use crate::request::{Action, DataAt, Refusal, Request, location};
@@ -186,7 +185,7 @@ impl<R: Reactor> Worker<R> {
         let queue = &mut self.queues[index];
         queue.running += 1;
         let token = Purpose::Slot(queue.key, slot).token();
-        let progress = self.attached[request.store].start(ctx.reactor, operation, token);
+        let progress = self.places[request.store].attached.start(ctx.reactor, operation, token);
         self.advance(ctx, (index, slot), request, held, next_range, progress);
     }
 
@@ -196,7 +195,7 @@ impl<R: Reactor> Worker<R> {
         let Work::Running(Running { request, job, held, next_range }) = work else {
             unreachable!("a file operation of a slot without one: {work:?}")
         };
-        let progress = self.attached[request.store].resume(ctx.reactor, job, done, token);
+        let progress = self.places[request.store].attached.resume(ctx.reactor, job, done, token);
         self.advance(ctx, (index, slot), request, held, next_range, progress);
     }
 
@@ -228,7 +227,7 @@ impl<R: Reactor> Worker<R> {
             };
             next_range = next;
             let token = Purpose::Slot(self.queues[index].key, slot).token();
-            progress = self.attached[request.store].start(ctx.reactor, operation, token);
+            progress = self.places[request.store].attached.start(ctx.reactor, operation, token);
         }
     }
 
@@ -244,13 +243,12 @@ impl<R: Reactor> Worker<R> {
     ) {
         let queue = &mut self.queues[index];
         queue.running -= 1;
-        let Phase::Io(member) = &queue.phase else {
+        let Phase::Io(_) = &queue.phase else {
             drop((held, buffer));
             queue.slots.release(slot);
             return self.settle(index);
         };
-        let SubsystemIndex::Nvm(subsystem) = member.association.subsystem else { return };
-        let counters = self.target.counters(subsystem, self.index);
+        let counters = self.places[request.store].counters.of(self.index);
         if let Err(error) = result {
             let status = status::of_backend(error);
             if status.code.is_media_error() {

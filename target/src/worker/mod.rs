@@ -31,6 +31,7 @@ use slab::Slab;
 
 use crate::association::{AssociationId, Ending};
 use crate::backend::{Attached, Job, Operation, Progress, Store};
+use crate::counters::StoreCounters;
 use crate::error_log::Failure;
 use crate::limits::{ADMIN_BUFFERS, DRAIN_GRACE, MAX_TRANSFER_BYTES, PEER_PATIENCE, RESERVATION_IDLE, WATCH_INTERVAL};
 use crate::mailbox::Notice;
@@ -104,11 +105,18 @@ enum Stopping {
     Done,
 }
 
+/// A store as this worker knows it.
+struct Place {
+    attached: Attached,
+    counters: Arc<StoreCounters>,
+}
+
 /// The engine of one reactor thread.
 pub struct Worker<R: Reactor> {
     index: usize,
     target: Arc<Target>,
-    attached: Vec<Attached>,
+    /// By store.
+    places: Vec<Place>,
     queues: Slab<Queue>,
     by_qp: HashMap<QpId, usize, BuildHasherDefault<QpHasher>>,
     next_generation: u32,
@@ -153,10 +161,14 @@ where
         incoming: Receiver<Handover<R::Incoming>>,
         peers: Vec<Sender<Handover<R::Incoming>>>,
     ) -> Result<Self, WorkerError> {
-        let attach = |store: &Arc<Store<R::File>>| {
-            Attached::new(reactor, store).map_err(|error| WorkerError::Store { store: store.description().to_owned(), error })
+        let attach = |(number, store): (usize, &Arc<Store<R::File>>)| {
+            let attached =
+                Attached::new(reactor, store).map_err(|error| WorkerError::Store { store: store.description().to_owned(), error })?;
+            // A store that no namespace names is counted for nobody.
+            let counters = target.counters(number).map_or_else(|| Arc::new(StoreCounters::new(index + 1)), Arc::clone);
+            Ok(Place { attached, counters })
         };
-        let attached = stores.iter().map(attach).collect::<Result<_, _>>()?;
+        let places = stores.iter().enumerate().map(attach).collect::<Result<_, _>>()?;
         let pool = reactor.pool();
         let answers = Reservation::new(pool, ADMIN_DATA_BYTES, ADMIN_BUFFERS).ok_or(WorkerError::Memory)?;
         if pool.spare(MAX_TRANSFER_BYTES) < 2 {
@@ -165,7 +177,7 @@ where
         Ok(Self {
             index,
             target,
-            attached,
+            places,
             queues: Slab::new(),
             by_qp: HashMap::default(),
             next_generation: 0,
@@ -480,8 +492,8 @@ impl<R: Reactor> Worker<R> {
     }
 
     fn flush_stores(&mut self, ctx: &mut Context<'_, R>) {
-        let mut jobs = Vec::with_capacity(self.attached.len());
-        for (store, attached) in self.attached.iter().enumerate() {
+        let mut jobs = Vec::with_capacity(self.places.len());
+        for (store, Place { attached, .. }) in self.places.iter().enumerate() {
             let token = Purpose::FinalFlush(u16::try_from(store).unwrap_or(u16::MAX)).token();
             jobs.push(after_flush(attached.start(ctx.reactor, Operation::Flush, token)));
         }
@@ -494,7 +506,7 @@ impl<R: Reactor> Worker<R> {
         let Stopping::Flushes(running, jobs) = &mut self.stopping else { return };
         let store = usize::from(store);
         let Some(job) = jobs.get_mut(store).and_then(Option::take) else { return };
-        match after_flush(self.attached[store].resume(ctx.reactor, job, done, token)) {
+        match after_flush(self.places[store].attached.resume(ctx.reactor, job, done, token)) {
             Some(job) => jobs[store] = Some(job),
             None => *running -= 1,
         }

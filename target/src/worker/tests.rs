@@ -124,7 +124,7 @@ fn no_command_of_a_dying_association_starts() {
     bench.command(index, Sqe::flush(Cid::new(3), Nsid::new(1)), None);
     assert_eq!(bench.worker.queues[index].running, 1);
     assert_eq!(bench.worker.queues[index].slots.in_use(), 1);
-    assert_eq!(bench.worker.target.totals(0).writes, 0);
+    assert_eq!(bench.worker.target.counters(0).unwrap().totals().writes, 0);
     assert_eq!(bench.ring.pool().in_use(), in_use, "their buffers are back");
 }
 
@@ -205,11 +205,11 @@ fn commands_wait_in_one_line_and_nobody_overtakes_the_first() {
     // A small read would find memory, but stands behind.
     let sgl = SglDescriptor::keyed(0, 4096, godwit_nvme::Rkey::new(1), false).unwrap();
     bench.command(second, Sqe::read(Cid::new(4), Nsid::new(1), range(0, 1)).with_sgl(sgl), None);
-    assert_eq!((bench.worker.waiting.len(), bench.worker.target.totals(0).reads), (2, 0));
+    assert_eq!((bench.worker.waiting.len(), bench.worker.target.counters(0).unwrap().totals().reads), (2, 0));
     drop(held);
     bench.serve();
     assert_eq!(bench.worker.waiting.len(), 0);
-    assert_eq!((bench.worker.queues[first].reads, bench.worker.target.totals(0).reads), (1, 1));
+    assert_eq!((bench.worker.queues[first].reads, bench.worker.target.counters(0).unwrap().totals().reads), (1, 1));
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn a_truncation_that_the_control_thread_notices_stops_writes_behind_it() {
         // Growing the file back shows a hole where data had been: an administrator must say so.
         truncate(path, 1 << 20);
         assert_eq!(thread.read(8192, 512), Err(BackendError::Truncated));
-        store.reopen().unwrap();
+        store.reopen(|| ()).unwrap();
         assert_eq!(thread.read(8192, 512).unwrap(), [0; 512]);
     });
 }
@@ -66,7 +66,7 @@ fn reopening_a_file_that_is_still_too_short_fails_and_forgets_nothing() {
         let store = open(&options(file_source(path, 1 << 20), 512));
         truncate(path, 8192);
         store.check_size().unwrap();
-        assert!(store.reopen().is_err());
+        assert!(store.reopen(|| ()).is_err());
         assert!(store.truncated());
     });
 }

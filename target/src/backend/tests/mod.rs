@@ -1,6 +1,7 @@
 //! Tests of the backend: on a ring with real files, and step by step with a reactor whose operations end as the test says.
 
 mod faults;
+mod marks;
 mod model;
 mod opening;
 mod privileged;
@@ -32,7 +33,8 @@ fn file_source(path: &Path, size: u64) -> Source {
 }
 
 fn options(source: Source, block_size: u32) -> OpenOptions {
-    OpenOptions { block_size, lock_wait: Duration::ZERO, ..OpenOptions::new(source) }
+    let state_dir = std::env::current_exe().unwrap().with_file_name("state");
+    OpenOptions { block_size, lock_wait: Duration::ZERO, state_dir, ..OpenOptions::new(source) }
 }
 
 fn write(path: PathBuf, content: &[u8]) -> PathBuf {

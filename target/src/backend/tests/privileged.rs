@@ -77,6 +77,28 @@ fn a_device_reads_writes_and_zeroes_exactly() {
 
 #[test]
 #[ignore = "needs root (loop devices); run with --ignored"]
+fn the_mark_of_a_device_is_in_the_state_directory_which_is_made() {
+    let folder = folder_on_disk();
+    let device = Loop::new(&image(&folder, "x.img", 1 << 20), &[]);
+    let (here, elsewhere) = (folder.path().join("a/state"), folder.path().join("b"));
+    let during = |boot: u128, state_dir: &Path| {
+        let boot = Some(BootId(uuid::Uuid::from_u128(boot)));
+        let store = Store::open(&OpenOptions { boot, state_dir: state_dir.to_owned(), ..options(device.source(), 512) }).unwrap();
+        (store.unsafe_shutdowns(), store.close().unwrap()).0
+    };
+    let first = during(1, &here);
+    assert_eq!((during(1, &here), during(2, &here)), (first, first), "it was closed cleanly");
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(during(1, &elsewhere) > first, "another machine has a count of its own");
+    let boot = Some(BootId(uuid::Uuid::from_u128(2)));
+    drop(Store::open(&OpenOptions { boot, state_dir: here.clone(), ..options(device.source(), 512) }).unwrap());
+    assert_eq!(during(3, &here), first + 1);
+    let marks = std::fs::read_dir(&here).unwrap().map(|mark| mark.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>();
+    assert!(matches!(&marks[..], [mark] if mark.starts_with("device-")), "{marks:?}");
+}
+
+#[test]
+#[ignore = "needs root (loop devices); run with --ignored"]
 fn a_device_with_larger_blocks_than_the_namespace_is_refused() {
     let folder = folder_on_disk();
     let device = Loop::new(&image(&folder, "x.img", 1 << 20), &["--sector-size", "4096"]);

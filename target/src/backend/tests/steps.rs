@@ -263,7 +263,7 @@ fn a_failed_sync_fails_every_later_flush_and_durable_write_on_every_thread_and_n
         assert_eq!(scene.ended(job), Ok(()));
     }
     store.file.file.set_len(SIZE).unwrap();
-    store.reopen().unwrap();
+    store.reopen(|| ()).unwrap();
     let job = other.start(1, Operation::Flush);
     let job = other.answer(job, &Sync, Ok(0));
     assert_eq!(other.ended(job), Ok(()));
