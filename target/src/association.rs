@@ -31,7 +31,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_nvme::{Cntlid, HostId, Nqn, Qid};
@@ -69,6 +69,24 @@ pub(crate) enum Ending {
     KeepAliveExpired,
     /// The host disabled the controller or shut it down while it had I/O queues.
     ControllerDisabled,
+    /// An administrator took the host's access away.
+    AccessRevoked,
+    /// An administrator removed the subsystem.
+    SubsystemRemoved,
+    /// An administrator reopened a namespace that has lost writes: hosts have to look at its count of unsafe shutdowns.
+    NamespaceReopened,
+}
+
+impl Ending {
+    /// Whether the host may still shut the controller down through its admin queue.
+    pub(crate) fn leaves_the_admin_queue(self) -> bool {
+        matches!(self, Self::ConnectionClosed | Self::ControllerDisabled)
+    }
+
+    /// Whether an administrator should see it among the latest errors: not what hosts do when they mean to.
+    pub(crate) fn is_worth_a_note(self) -> bool {
+        !self.leaves_the_admin_queue()
+    }
 }
 
 impl fmt::Display for Ending {
@@ -77,6 +95,9 @@ impl fmt::Display for Ending {
             Self::ConnectionClosed => "one of its connections closed",
             Self::KeepAliveExpired => "no command came in time",
             Self::ControllerDisabled => "the host disabled the controller",
+            Self::AccessRevoked => "an administrator took the host's access away",
+            Self::SubsystemRemoved => "an administrator removed the subsystem",
+            Self::NamespaceReopened => "an administrator reopened a namespace that had lost writes",
         })
     }
 }
@@ -113,6 +134,20 @@ impl Association {
     pub(crate) fn errors(&self) -> MutexGuard<'_, ErrorLog> {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A queue as an administrator sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct QueueInfo {
+    pub(crate) qid: Qid,
+    /// The worker that it lives on.
+    pub(crate) worker: usize,
+    /// The host's end.
+    pub(crate) peer: String,
+    /// Commands that the host may have outstanding.
+    pub(crate) depth: u16,
+    /// Commands that have not been answered.
+    pub(crate) in_flight: Arc<AtomicU32>,
 }
 
 /// An admin Connect that the fence holds back: where to tell that it is gone.
@@ -183,6 +218,8 @@ struct Entry {
     admin: Option<usize>,
     /// The members, and their workers.
     members: BTreeMap<u16, usize>,
+    /// Its queues, the admin queue among them.
+    queues: BTreeMap<u16, QueueInfo>,
 }
 
 impl Associations {
@@ -218,7 +255,8 @@ impl Associations {
             ready: AtomicBool::new(false),
             errors: Mutex::default(),
         });
-        let entry = Entry { association: Arc::clone(&association), admin: Some(waiter.worker), members: BTreeMap::new() };
+        let entry =
+            Entry { association: Arc::clone(&association), admin: Some(waiter.worker), members: BTreeMap::new(), queues: BTreeMap::new() };
         table.entries.insert(cntlid, entry);
         Ok(association)
     }
@@ -267,6 +305,7 @@ impl Associations {
         let mut table = self.lock();
         if let Some(entry) = table.entry_of(&member.association) {
             entry.members.remove(&member.qid.get());
+            entry.queues.remove(&member.qid.get());
         }
         table.settle(&member.association)
     }
@@ -277,6 +316,7 @@ impl Associations {
         let mut table = self.lock();
         if let Some(entry) = table.entry_of(association) {
             entry.admin = None;
+            entry.queues.remove(&Qid::ADMIN.get());
         }
         table.settle(association)
     }
@@ -293,6 +333,19 @@ impl Associations {
         workers.sort_unstable();
         workers.dedup();
         workers
+    }
+
+    /// Says more about a queue that has just connected.
+    pub(crate) fn describe(&self, association: &Arc<Association>, queue: QueueInfo) {
+        if let Some(entry) = self.lock().entry_of(association) {
+            entry.queues.insert(queue.qid.get(), queue);
+        }
+    }
+
+    /// All associations and their queues, as they are now.
+    pub(crate) fn all(&self) -> Vec<(Arc<Association>, Vec<QueueInfo>)> {
+        let of = |entry: &Entry| (Arc::clone(&entry.association), entry.queues.values().cloned().collect());
+        self.lock().entries.values().map(of).collect()
     }
 
     /// Whether the controller has I/O queues.

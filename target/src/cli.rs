@@ -1,10 +1,12 @@
 //! The command line of the daemon.
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 
-use clap::{CommandFactory, Parser, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use godwit_config::{Arguments, Export, Nqn, Reactors, Target as Configuration, Url, one_line};
 use tracing_subscriber::EnvFilter;
@@ -25,13 +27,19 @@ Examples:
   Check a configuration, then run it:
     godwit-target --config /etc/godwit/target.yaml --check
     godwit-target --config /etc/godwit/target.yaml
+  Ask a running daemon how it is doing, and have it read its configuration again:
+    godwit-target status
+    godwit-target reload
 
 Exit codes: 0 stopped by a signal, or the configuration is right; 1 failed; 2 wrong usage or configuration.";
 
 /// Export files, block devices and memory as NVMe namespaces over RDMA.
 #[derive(Debug, Parser)]
-#[command(name = "godwit-target", version, after_help = EXAMPLES)]
+#[command(name = "godwit-target", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+
     /// Read the configuration from this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["export", "listen", "nqn", "host"], required_unless_present_any = ["export", "completions", "man"])]
     config: Option<PathBuf>,
@@ -61,6 +69,19 @@ struct Cli {
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 
+    /// Listen for `status`, `reload` and `reopen` at this socket [default: target.sock in the unit's runtime directory, in /run/godwit for
+    /// root, in $XDG_RUNTIME_DIR/godwit for others]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
+    /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics, in clear text to everyone who reaches it [default: none]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
+
+    /// Keep the daemon in memory, and let it write out where others would wait for memory: for a target on the machine of its initiator
+    #[arg(long)]
+    lock_memory: bool,
+
     /// Let every host connect from other machines too: a host NQN is a name, not a password
     #[arg(long)]
     allow_any_host_remote: bool,
@@ -84,6 +105,74 @@ struct Cli {
     /// Print the manual page
     #[arg(long, hide = true)]
     man: bool,
+}
+
+/// What a running daemon is asked.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show how a running daemon is doing: listeners, hosts, queues, namespaces, refused connections, last errors
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+
+        #[command(flatten)]
+        at: At,
+    },
+    /// Have a running daemon read its configuration again, as SIGHUP does, and say what changed or why nothing did
+    #[command(after_help = RELOAD)]
+    Reload {
+        /// Let namespaces shrink, as nvmet does without being asked: what hosts keep behind their new ends is lost
+        #[arg(long)]
+        force: bool,
+
+        #[command(flatten)]
+        at: At,
+    },
+    /// Go on with a namespace whose backing store has lost writes: flushes may succeed again, and hosts are told of the loss
+    #[command(after_help = REOPEN)]
+    Reopen {
+        /// The namespace
+        #[arg(value_name = "NSID@NQN")]
+        namespace: NamespaceName,
+
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+const RELOAD: &str = "\
+Subsystems and namespaces that were added or removed, other lists of hosts, and namespaces that grew (a larger `size`, or a file or device
+that was made larger) take effect at once; hosts see them without connecting again. What cannot be changed while the daemon runs is refused,
+and then nothing is changed. A namespace shrinks only with --force, after its file or device was made smaller.";
+
+const REOPEN: &str = "\
+After a sync of a file or device has failed, or a file was truncated, flushes are refused: what was written may be lost. Repair what is
+broken first. This syncs once more, counts an unsafe shutdown of the namespace, and has its hosts connect again so that they see it.";
+
+/// Where the daemon listens.
+#[derive(Debug, clap::Args)]
+struct At {
+    /// Its control socket [default: as the daemon's own]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+}
+
+/// A namespace and its subsystem: `1@nqn.2026-11.org.example:vol0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NamespaceName {
+    nsid: u32,
+    nqn: Nqn,
+}
+
+impl FromStr for NamespaceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (nsid, nqn) = text.split_once('@').ok_or("write it as NSID@NQN, such as 1@nqn.2026-11.org.example:vol0")?;
+        let nsid = nsid.parse().map_err(|_| format!("`{nsid}` is not a namespace id"))?;
+        Ok(Self { nsid, nqn: nqn.parse().map_err(|error: godwit_config::NqnError| error.to_string())? })
+    }
 }
 
 /// Form of log lines.
@@ -116,6 +205,12 @@ pub fn main() -> ExitCode {
             Err(error) => fail(&error.to_string(), FAILED),
         };
     }
+    if let Some(command) = &cli.command {
+        return match ask(command) {
+            Ok(answer) => print(answer.as_bytes()),
+            Err(error) => fail(&error, FAILED),
+        };
+    }
     let filter = match cli.log.parse::<EnvFilter>() {
         Ok(filter) => filter,
         Err(error) => return fail(&format!("--log {}: {error}", cli.log), WRONG_USAGE),
@@ -128,10 +223,33 @@ pub fn main() -> ExitCode {
         return print(b"the configuration is right\n");
     }
     logging::start(filter, cli.log_format.unwrap_or_else(logging::usual_format));
-    match daemon::run(&configuration) {
+    match daemon::run(&configuration, move || cli.configuration()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string(), FAILED),
     }
+}
+
+/// Asks a running daemon: what to print.
+fn ask(command: &Command) -> Result<String, String> {
+    let (Command::Status { at, .. } | Command::Reload { at, .. } | Command::Reopen { at, .. }) = command;
+    let nowhere = "there is no runtime directory to look for a daemon in; name its control socket with --control";
+    let path = at.control.clone().or_else(daemon::control::usual_path).ok_or(nowhere)?;
+    let answer = match command {
+        Command::Status { .. } => daemon::control::ask_for_status(&path),
+        Command::Reload { force, .. } => daemon::control::ask_for_reload(&path, *force),
+        Command::Reopen { namespace, .. } => daemon::control::ask_to_reopen(&path, &namespace.nqn, namespace.nsid),
+    };
+    let answer = answer.map_err(|error| error.to_string())?;
+    Ok(match command {
+        Command::Status { json: true, .. } => format!("{answer:#}\n"),
+        Command::Status { .. } => daemon::status::in_words(&answer),
+        Command::Reload { .. } => {
+            let changes: Vec<_> = answer["changes"].as_array().into_iter().flatten().filter_map(|change| change.as_str()).collect();
+            if changes.is_empty() { "nothing has changed\n".to_owned() } else { changes.join("\n") + "\n" }
+        }
+        Command::Reopen { .. } if answer["had_lost_writes"] == true => "reopened; its hosts are told that writes may be lost\n".to_owned(),
+        Command::Reopen { .. } => "nothing was lost, so there is nothing to do\n".to_owned(),
+    })
 }
 
 /// Writes to standard output. That nobody reads on, as after `| head`, is no failure.
@@ -171,6 +289,10 @@ impl Cli {
         if let Some(state_dir) = &self.state_dir {
             configuration.service.state_dir = Some(state_dir.clone());
         }
+        let service = &mut configuration.service;
+        service.control = self.control.clone().or_else(|| service.control.take());
+        service.metrics = self.metrics.or(service.metrics);
+        service.lock_memory |= self.lock_memory;
         daemon::check(&configuration).map_err(|error| error.to_string())?;
         Ok(configuration)
     }

@@ -6,10 +6,13 @@ use std::time::Duration;
 use godwit_nvme::feature::AsyncEventConfiguration;
 use godwit_nvme::property::{CommandSetSelected, ShutdownNotification, ShutdownStatus};
 use godwit_nvme::sqe::PropertyAccess;
-use godwit_nvme::{Cap, ControllerConfiguration, ControllerStatus, PropertyOffset, PropertySize, QueueSize, StatusCode, Version};
+use godwit_nvme::{
+    AsyncEvent, Cap, ControllerConfiguration, ControllerStatus, PropertyOffset, PropertySize, QueueSize, StatusCode, Version,
+};
 use godwit_reactor::Time;
 
 use crate::association::{Association, SubsystemIndex};
+use crate::events::Events;
 use crate::limits::{DISCOVERY_KEEP_ALIVE, KEEP_ALIVE_GRANULARITY};
 use crate::request::{Refusal, location};
 
@@ -28,6 +31,8 @@ pub(crate) struct Controller {
     csts: ControllerStatus,
     /// Asynchronous events that the host wants.
     pub(crate) events: AsyncEventConfiguration,
+    /// Asynchronous events that have happened.
+    pub(crate) pending: Events,
     /// Asynchronous Event Requests held.
     pub(crate) event_requests: usize,
 }
@@ -53,8 +58,14 @@ impl Controller {
             cc: ControllerConfiguration::default(),
             csts: ControllerStatus::default(),
             events: AsyncEventConfiguration::NONE,
+            pending: Events::default(),
             event_requests: 0,
         }
+    }
+
+    /// The next event to tell the host, which has been told with that.
+    pub(crate) fn next_event(&mut self) -> Option<AsyncEvent> {
+        if self.is_ready() { self.pending.next(self.events) } else { None }
     }
 
     /// Whether it is for discovery only.
@@ -133,6 +144,7 @@ impl Controller {
 
     fn forget_features(&mut self) {
         self.events = AsyncEventConfiguration::NONE;
+        self.pending = Events::default();
     }
 }
 

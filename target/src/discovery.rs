@@ -8,25 +8,26 @@ use godwit_nvme::log::{
 };
 use godwit_rdma::Transport;
 
+use crate::offer::Offer;
 use crate::subsystem::{Portal, Target};
 
 /// The log for a host that came to the address `local`: the discovery subsystem itself, then each subsystem at each portal.
 ///
 /// A portal that listens on every address is reported with the address that the host came by, for that is one it can reach.
-pub(crate) fn log(target: &Target, host: &Nqn, local: Option<SocketAddr>) -> Vec<u8> {
+pub(crate) fn log(target: &Target, offer: &Offer, host: &Nqn, local: Option<SocketAddr>) -> Vec<u8> {
     let discovery = Nqn::discovery();
     let here = local.into_iter().filter_map(|local| {
         let portal = target.portals.iter().position(|portal| portal.address.port() == local.port()).unwrap_or(0);
         let transport = target.portals.get(portal).map_or_else(Transport::default, |portal| portal.transport);
         entry(SubsystemType::CURRENT_DISCOVERY, &discovery, portal, transport, canonical(local))
     });
-    let visible = target.subsystems.iter().filter(|subsystem| subsystem.hosts.allow(host));
+    let visible = offer.present().map(|(_, subsystem)| subsystem).filter(|subsystem| subsystem.hosts.allow(host));
     let offered = visible.flat_map(|subsystem| {
         let portals = target.portals.iter().enumerate();
         portals.filter_map(|(id, portal)| entry(SubsystemType::NVM, &subsystem.nqn, id, portal.transport, reachable(portal, local)?))
     });
     let entries: Vec<_> = here.chain(offered).collect();
-    let header = DiscoveryHeader::new(target.generation, entries.len() as u64);
+    let header = DiscoveryHeader::new(offer.generation, entries.len() as u64);
     let mut log = header.as_bytes().to_vec();
     entries.iter().for_each(|entry| log.extend_from_slice(entry.as_bytes()));
     log
@@ -89,7 +90,7 @@ mod tests {
         subsystem.hosts = hosts;
         let portals = portals.iter().map(|address| Portal::new(at(address))).collect();
         let target = Target::new(vec![subsystem], portals, Limits::default(), 1);
-        let log = log(&target, &host(who), Some(at(local)));
+        let log = log(&target, &target.offer(), &host(who), Some(at(local)));
         let header = DiscoveryHeader::read_from(&log).unwrap();
         assert_eq!(header.log_bytes(), Some(log.len() as u64));
         log[1024..]
@@ -127,7 +128,7 @@ mod tests {
     fn the_generation_is_the_targets_own() {
         let target = Target::new(vec![], vec![], Limits::default(), 1).with_generation(1_780_000_000);
         // GENCTR: bytes 7:0.
-        assert_eq!(log(&target, &host("a"), None)[..8], 1_780_000_000_u64.to_le_bytes());
+        assert_eq!(log(&target, &target.offer(), &host("a"), None)[..8], 1_780_000_000_u64.to_le_bytes());
     }
 
     #[test]

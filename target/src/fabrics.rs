@@ -6,7 +6,7 @@ use godwit_nvme::{Cntlid, ConnectData, ConnectRefusal, InvalidParameter, Qid, Qu
 
 use crate::association::{Host, JoinError, OpenError, SubsystemIndex};
 use crate::limits::Limits;
-use crate::subsystem::Target;
+use crate::offer::Offer;
 
 /// What a connection may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +56,11 @@ pub(crate) struct Wish {
 }
 
 /// Checks the data of a Connect command.
-pub(crate) fn check_data(data: &ConnectData, qid: Qid, target: &Target) -> Result<Wish, ConnectRefusal> {
+pub(crate) fn check_data(data: &ConnectData, qid: Qid, offer: &Offer) -> Result<Wish, ConnectRefusal> {
     let subnqn = data.subsystem_nqn().map_err(|_| ConnectRefusal::invalid(InvalidParameter::SUBNQN))?;
     let hostnqn = data.host_nqn().map_err(|_| ConnectRefusal::invalid(InvalidParameter::HOSTNQN))?;
-    let subsystem = target.find_subsystem(&subnqn).ok_or(ConnectRefusal::invalid(InvalidParameter::SUBNQN))?;
-    if target.subsystem(subsystem).is_some_and(|subsystem| !subsystem.hosts.allow(&hostnqn)) {
+    let subsystem = offer.find(&subnqn).ok_or(ConnectRefusal::invalid(InvalidParameter::SUBNQN))?;
+    if offer.subsystem(subsystem).is_some_and(|subsystem| !subsystem.hosts.allow(&hostnqn)) {
         return Err(ConnectRefusal::INVALID_HOST);
     }
     if qid.is_admin() && data.cntlid() != Cntlid::DYNAMIC {
@@ -75,6 +75,23 @@ pub(crate) fn check_data(data: &ConnectData, qid: Qid, target: &Target) -> Resul
 /// What a host is told when there is no new association. It may try again: none of the reasons is for ever.
 pub(crate) fn open_refusal(_: OpenError) -> ConnectRefusal {
     ConnectRefusal::BUSY
+}
+
+/// What kind of refusal it is, for a statistic.
+pub(crate) fn in_words(refusal: ConnectRefusal) -> &'static str {
+    match refusal.parameter {
+        _ if refusal.status.code == ConnectRefusal::INVALID_HOST.status.code => "the host is not allowed to use the subsystem",
+        _ if refusal.status.code == ConnectRefusal::BUSY.status.code => {
+            "the controller is busy: commands of the host still run, or no controller is free"
+        }
+        _ if refusal.status.code == ConnectRefusal::INCOMPATIBLE_FORMAT.status.code => "the record format of Connect is unknown",
+        Some(InvalidParameter::SUBNQN) => "there is no such subsystem",
+        Some(InvalidParameter::HOSTNQN) => "the host NQN is none",
+        Some(InvalidParameter::CNTLID) => "there is no such controller",
+        Some(InvalidParameter::QID) => "the queue id is wrong",
+        Some(InvalidParameter::SQSIZE) => "the queue size is wrong",
+        _ => "the Connect is not in order",
+    }
 }
 
 /// What a host is told when its I/O queue is not taken.
@@ -100,8 +117,8 @@ mod tests {
     use godwit_nvme::{HostId, Nqn};
 
     use super::*;
-    use crate::subsystem::AllowedHosts;
     use crate::subsystem::tests::{namespace, subsystem};
+    use crate::subsystem::{AllowedHosts, Target};
 
     fn size(entries: u32) -> QueueSize {
         QueueSize::new(entries).unwrap()
@@ -165,7 +182,7 @@ mod tests {
         closed.hosts = AllowedHosts::Listed(vec![name("nqn.2026-11.org.example:a")]);
         let target = Target::new(vec![closed], vec![], Limits::default(), 1);
         let data = |cntlid, subnqn: &str, host: &str| ConnectData::new(HostId([7; 16]), Cntlid::new(cntlid), &name(subnqn), &name(host));
-        let check = |data: ConnectData, qid| check_data(&data, Qid::new(qid), &target);
+        let check = |data: ConnectData, qid| check_data(&data, Qid::new(qid), &target.offer());
         let (volume, host) = ("nqn.2026-11.org.example:vol0", "nqn.2026-11.org.example:a");
 
         let wish = check(data(0xFFFF, volume, host), 0).unwrap();
@@ -192,10 +209,10 @@ mod tests {
         };
         let mut subsystem = subsystem(vec![namespace(1, 4096)]);
         let target = |subsystem: &crate::subsystem::Subsystem| Target::new(vec![subsystem.clone()], vec![], Limits::default(), 1);
-        let wish = check_data(&data("testhost"), Qid::ADMIN, &target(&subsystem)).unwrap();
+        let wish = check_data(&data("testhost"), Qid::ADMIN, &target(&subsystem).offer()).unwrap();
         assert_eq!(wish.host.nqn.as_str(), "testhost");
         subsystem.hosts = AllowedHosts::Listed(vec![name("nqn.2026-11.org.example:a")]);
-        assert_eq!(check_data(&data("testhost"), Qid::ADMIN, &target(&subsystem)), Err(ConnectRefusal::INVALID_HOST));
+        assert_eq!(check_data(&data("testhost"), Qid::ADMIN, &target(&subsystem).offer()), Err(ConnectRefusal::INVALID_HOST));
     }
 
     #[test]

@@ -58,6 +58,10 @@ pub(crate) const PEER_PATIENCE: Duration = Duration::from_secs(30);
 /// How often that is looked at.
 pub(crate) const WATCH_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Namespaces that may be added while the target runs, beyond those that it started with (removing one makes room for another): each reactor thread has a
+/// buffer set aside for each.
+pub const SPARE_STORES: usize = 16;
+
 /// Buffers that each reactor thread sets aside for the data of admin commands.
 pub(crate) const ADMIN_BUFFERS: usize = 16;
 

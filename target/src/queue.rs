@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use godwit_memory::{Buffer, Reservation};
 use godwit_nvme::sqe::Connect;
@@ -32,17 +34,20 @@ pub(crate) enum Purpose {
     /// A listener, by its portal.
     Listener(u16),
     /// The flush of a store when the daemon stops.
-    FinalFlush(u16),
+    FinalFlush(u32),
     /// The worker's timer for reservations, and for stopping.
     Housekeeping,
     /// The worker's timer for hosts that are stuck.
     Watch,
+    /// The worker's timer for stores that shall be let go.
+    Detach,
 }
 
 const GENERATION_MASK: u32 = 0x0FFF_FFFF;
 
 impl Purpose {
     /// The token: bit 63 clear (it is the fabric's), bits 62:60 kind, 59:32 generation, 31:16 queue, 15:0 slot.
+    #[expect(clippy::cast_possible_truncation, reason = "the number of a store is cut into two fields")]
     pub(crate) fn token(self) -> Token {
         let pack = |kind: u64, generation: u32, index: u32, low: u16| {
             Token((kind << 60) | (u64::from(generation & GENERATION_MASK) << 32) | (u64::from(index & 0xFFFF) << 16) | u64::from(low))
@@ -51,9 +56,10 @@ impl Purpose {
             Self::Slot(key, slot) => pack(0, key.generation, key.index, slot),
             Self::Timer(key) => pack(1, key.generation, key.index, 0),
             Self::Listener(portal) => pack(2, 0, 0, portal),
-            Self::FinalFlush(store) => pack(3, 0, 0, store),
+            Self::FinalFlush(store) => pack(3, 0, store >> 16, store as u16),
             Self::Housekeeping => pack(4, 0, 0, 0),
             Self::Watch => pack(5, 0, 0, 0),
+            Self::Detach => pack(6, 0, 0, 0),
         }
     }
 
@@ -66,9 +72,10 @@ impl Purpose {
             0 => Some(Self::Slot(key, low)),
             1 => Some(Self::Timer(key)),
             2 => Some(Self::Listener(low)),
-            3 => Some(Self::FinalFlush(low)),
+            3 => Some(Self::FinalFlush(token as u32)),
             4 => Some(Self::Housekeeping),
             5 => Some(Self::Watch),
+            6 => Some(Self::Detach),
             _ => None,
         }
     }
@@ -148,13 +155,25 @@ pub(crate) struct Slot {
 pub(crate) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u16>,
+    /// How many are taken, for whoever looks from another thread.
+    in_flight: Arc<AtomicU32>,
 }
 
 impl Slots {
     /// Slots for so many commands.
     pub(crate) fn new(count: u16) -> Self {
         let empty = || Slot { cid: Cid::new(0), invalidate: None, nsid: Nsid::NONE, lba: Lba::new(0), work: Work::Free };
-        Self { slots: (0..count).map(|_| empty()).collect(), free: (0..count).rev().collect() }
+        Self { slots: (0..count).map(|_| empty()).collect(), free: (0..count).rev().collect(), in_flight: Arc::default() }
+    }
+
+    /// How many commands have not been answered, as it is from time to time.
+    pub(crate) fn in_flight(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.in_flight)
+    }
+
+    fn tell_in_flight(&self) {
+        let taken = u32::try_from(self.slots.len() - self.free.len()).unwrap_or(u32::MAX);
+        self.in_flight.store(taken, Ordering::Relaxed);
     }
 
     /// A slot for a command that came; `None` when the host has more outstanding than it may.
@@ -163,6 +182,7 @@ impl Slots {
         let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.key_to_invalidate()).map(|key| Rkey(key.get()));
         self.slots[usize::from(index)] =
             Slot { cid: sqe.cid(), invalidate, nsid: sqe.nsid(), lba: sqe.io_range().blocks.start, work: Work::Starting };
+        self.tell_in_flight();
         Some(index)
     }
 
@@ -185,6 +205,7 @@ impl Slots {
         let slot = std::mem::replace(&mut self.slots[usize::from(index)], empty);
         assert!(!matches!(slot.work, Work::Free), "a slot is freed once");
         self.free.push(index);
+        self.tell_in_flight();
         slot
     }
 
@@ -205,6 +226,14 @@ impl Slots {
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// Whether a command names this store.
+    pub(crate) fn uses(&self, store: usize) -> bool {
+        self.slots.iter().any(|slot| match &slot.work {
+            Work::Memory(request) | Work::Fetching(request, _) | Work::Running(Running { request, .. }) => request.store == store,
+            _ => false,
+        })
     }
 
     /// The slot of the first command that satisfies `wanted`.
@@ -384,6 +413,8 @@ mod tests {
             Purpose::Timer(key),
             Purpose::Listener(7),
             Purpose::FinalFlush(9),
+            Purpose::FinalFlush(0xFFFF_FFFF),
+            Purpose::Detach,
             Purpose::Housekeeping,
             Purpose::Watch,
         ] {

@@ -1,16 +1,18 @@
 //! What the target offers: subsystems, their namespaces and hosts, and everything that its reactor threads share.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_nvme::{BlockSize, Nqn, Nsid};
 use godwit_rdma::{FpduSize, Transport};
 use uuid::Uuid;
 
-use crate::association::{Association, Associations, Ending, SubsystemIndex, Waiter};
+use crate::association::{Association, Associations, Ending, Waiter};
 use crate::counters::{StoreCounters, Totals};
+use crate::journal::Journal;
 use crate::limits::Limits;
 use crate::mailbox::{Mailbox, Notice};
+use crate::offer::{Offer, Offered};
 
 /// A namespace: blocks of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,34 +106,31 @@ impl Portal {
 /// All that the reactor threads of a target share. Nothing of it is locked by a command that goes well.
 #[derive(Debug)]
 pub struct Target {
-    pub(crate) subsystems: Vec<Subsystem>,
+    /// What new workers offer, and what an administrator sees. Workers have references of their own.
+    offer: Mutex<Arc<Offer>>,
     pub(crate) portals: Vec<Portal>,
     pub(crate) limits: Limits,
     pub(crate) associations: Associations,
     pub(crate) mailboxes: Vec<Mailbox>,
-    /// The generation counter of the discovery log (GENCTR). What is offered does not change while a target runs.
-    pub(crate) generation: u64,
-    /// By store.
-    counters: Vec<Arc<StoreCounters>>,
+    pub(crate) journal: Journal,
+    /// By store. Numbers are not used again.
+    counters: Mutex<Vec<Arc<StoreCounters>>>,
 }
 
 impl Target {
     /// A target for so many workers. Namespaces are sorted here.
-    pub fn new(mut subsystems: Vec<Subsystem>, portals: Vec<Portal>, limits: Limits, workers: usize) -> Self {
-        for subsystem in &mut subsystems {
-            subsystem.namespaces.sort_by_key(|namespace| namespace.nsid);
-        }
+    pub fn new(subsystems: Vec<Subsystem>, portals: Vec<Portal>, limits: Limits, workers: usize) -> Self {
         let namespaces = subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
         let stores = namespaces.map(|namespace| namespace.store + 1).max().unwrap_or_default();
         let counters = (0..stores).map(|_| Arc::new(StoreCounters::new(workers))).collect();
         Self {
-            subsystems,
+            offer: Mutex::new(Arc::new(Offer { subsystems: subsystems.into_iter().map(Offered::new).collect(), generation: 1 })),
             portals,
             limits,
             associations: Associations::new(limits.controllers),
             mailboxes: (0..workers).map(|_| Mailbox::default()).collect(),
-            generation: 1,
-            counters,
+            journal: Journal::default(),
+            counters: Mutex::new(counters),
         }
     }
 
@@ -139,7 +138,19 @@ impl Target {
     /// configuration perhaps, knows by it that the log is to be read anew.
     #[must_use]
     pub fn with_generation(self, generation: u64) -> Self {
-        Self { generation, ..self }
+        let offer = self.offer();
+        self.set_offer(Arc::new(Offer { subsystems: offer.subsystems.clone(), generation }));
+        self
+    }
+
+    /// What is offered now.
+    pub(crate) fn offer(&self) -> Arc<Offer> {
+        Arc::clone(&self.offer.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Has something else offered by whoever asks from now on. Workers that are there are told by whoever calls this.
+    pub(crate) fn set_offer(&self, offer: Arc<Offer>) {
+        *self.offer.lock().unwrap_or_else(PoisonError::into_inner) = offer;
     }
 
     /// Sets how a worker's thread is woken from another thread.
@@ -159,34 +170,33 @@ impl Target {
         }
     }
 
-    pub(crate) fn subsystem(&self, index: SubsystemIndex) -> Option<&Subsystem> {
-        match index {
-            SubsystemIndex::Discovery => None,
-            SubsystemIndex::Nvm(index) => self.subsystems.get(index),
-        }
-    }
-
-    /// The subsystem of this name.
-    pub(crate) fn find_subsystem(&self, nqn: &Nqn) -> Option<SubsystemIndex> {
-        if nqn.is_discovery() {
-            return Some(SubsystemIndex::Discovery);
-        }
-        self.subsystems.iter().position(|subsystem| subsystem.nqn == *nqn).map(SubsystemIndex::Nvm)
-    }
-
     /// Says how often writes to a store that were acknowledged and not flushed may have been lost.
     pub fn set_unsafe_shutdowns(&self, store: usize, count: u64) {
-        self.counters[store].set_unsafe_shutdowns(count);
+        if let Some(counters) = self.counters(store) {
+            counters.set_unsafe_shutdowns(count);
+        }
     }
 
-    pub(crate) fn counters(&self, store: usize) -> Option<&Arc<StoreCounters>> {
-        self.counters.get(store)
+    fn lock_counters(&self) -> MutexGuard<'_, Vec<Arc<StoreCounters>>> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was counted of these namespaces.
-    pub(crate) fn totals<'a>(&self, namespaces: impl IntoIterator<Item = &'a Namespace>) -> Totals {
-        let of = |namespace: &Namespace| self.counters(namespace.store).map(|counters| counters.totals());
-        namespaces.into_iter().filter_map(of).fold(Totals::default(), Totals::plus)
+    /// The number of a further store, and what will be counted of it.
+    pub(crate) fn add_store(&self) -> (usize, Arc<StoreCounters>) {
+        let mut all = self.lock_counters();
+        let counters = Arc::new(StoreCounters::new(self.mailboxes.len()));
+        all.push(Arc::clone(&counters));
+        (all.len() - 1, counters)
+    }
+
+    pub(crate) fn counters(&self, store: usize) -> Option<Arc<StoreCounters>> {
+        self.lock_counters().get(store).map(Arc::clone)
+    }
+
+    /// What was counted of these stores.
+    pub(crate) fn totals(&self, stores: impl IntoIterator<Item = usize>) -> Totals {
+        let all = self.lock_counters();
+        stores.into_iter().filter_map(|store| all.get(store)).map(|counters| counters.totals()).fold(Totals::default(), Totals::plus)
     }
 
     /// Ends an association: no command of it starts any more, and its queues are told to close.
@@ -194,6 +204,10 @@ impl Target {
         let workers = self.associations.kill(association);
         if !workers.is_empty() {
             tracing::info!(cntlid = association.cntlid.get(), host = %association.host.nqn, "association ends: {ending}");
+            if ending.is_worth_a_note() {
+                let (cntlid, host) = (association.cntlid, &association.host.nqn);
+                self.journal.error(format!("association {cntlid} of {host} ends: {ending}"));
+            }
         }
         for worker in workers {
             self.mailboxes[worker].post(Notice::Close(association.id, ending));
@@ -211,6 +225,7 @@ impl Target {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::association::SubsystemIndex;
 
     pub(crate) fn namespace(nsid: u32, size_bytes: u64) -> Namespace {
         Namespace {
@@ -238,7 +253,8 @@ pub(crate) mod tests {
     #[test]
     fn namespaces_are_found_by_their_identifiers_in_any_order() {
         let target = Target::new(vec![subsystem(vec![namespace(7, 4096), namespace(2, 8192)])], vec![], Limits::default(), 1);
-        let subsystem = &target.subsystems[0];
+        let offer = target.offer();
+        let subsystem = offer.subsystem(SubsystemIndex::Nvm(0)).unwrap();
         assert_eq!(subsystem.namespace(Nsid::new(2)).unwrap().size_blocks(), 2);
         assert_eq!(subsystem.namespace(Nsid::new(7)).unwrap().size_blocks(), 1);
         assert_eq!(subsystem.namespace(Nsid::new(3)), None);
@@ -262,8 +278,9 @@ pub(crate) mod tests {
     #[test]
     fn the_discovery_subsystem_is_always_there() {
         let target = Target::new(vec![subsystem(vec![])], vec![], Limits::default(), 1);
-        assert_eq!(target.find_subsystem(&Nqn::discovery()), Some(SubsystemIndex::Discovery));
-        assert_eq!(target.find_subsystem(&Nqn::new("nqn.2026-11.org.example:vol0").unwrap()), Some(SubsystemIndex::Nvm(0)));
-        assert_eq!(target.find_subsystem(&Nqn::new("nqn.2026-11.org.example:vol1").unwrap()), None);
+        let find = |text| target.offer().find(&Nqn::new(text).unwrap());
+        assert_eq!(find(Nqn::DISCOVERY), Some(SubsystemIndex::Discovery));
+        assert_eq!(find("nqn.2026-11.org.example:vol0"), Some(SubsystemIndex::Nvm(0)));
+        assert_eq!(find("nqn.2026-11.org.example:vol1"), None);
     }
 }

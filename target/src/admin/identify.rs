@@ -22,13 +22,15 @@ const DISCOVERY_SERIAL: &str = "0";
 /// The 4096 bytes that Identify is answered with.
 pub(crate) fn identify(command: &Identify, controller: &Controller, about: &About<'_>) -> Result<Vec<u8>, Refusal> {
     let unknown = Refusal::at(location::CDW10, StatusCode::INVALID_FIELD);
-    let subsystem = about.target.subsystem(controller.association.subsystem);
-    let Some(subsystem) = subsystem else {
+    if controller.is_discovery() {
         return match command.cns {
             Cns::CONTROLLER => Ok(discovery_controller(controller, about).as_bytes().to_vec()),
             _ => Err(unknown),
         };
-    };
+    }
+    // One that was removed a moment ago: the association is about to end.
+    let removed = Refusal::from(StatusCode::INTERNAL_ERROR.retryable());
+    let subsystem = about.offer.subsystem(controller.association.subsystem).ok_or(removed)?;
     match command.cns {
         Cns::NAMESPACE => Ok(namespace_of(subsystem, command.nsid)?.map_or(vec![0; 4096], |found| found.as_bytes().to_vec())),
         Cns::CONTROLLER => Ok(io_controller(subsystem, controller, about).as_bytes().to_vec()),

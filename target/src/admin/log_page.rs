@@ -2,7 +2,7 @@
 
 use godwit_nvme::log::{CommandEffects, CommandEffectsLog, ErrorEntry, FirmwareSlotLog, SmartLog, window};
 use godwit_nvme::sqe::GetLogPage;
-use godwit_nvme::{AdminOpcode, IoOpcode, LogId, NamespaceList, Nsid, StatusCode};
+use godwit_nvme::{AdminOpcode, IoOpcode, LogId, Nsid, StatusCode};
 use zerocopy::little_endian::U128;
 
 use super::About;
@@ -20,12 +20,13 @@ const TEMPERATURE_KELVIN: u16 = 293;
 pub(crate) fn log_page(command: &GetLogPage, len_bytes: usize, controller: &Controller, about: &About<'_>) -> Result<Vec<u8>, Refusal> {
     let unknown = Refusal::at(location::CDW10, StatusCode::INVALID_LOG_PAGE);
     let log = match (controller.association.subsystem, command.id) {
-        (SubsystemIndex::Discovery, LogId::DISCOVERY) => discovery::log(about.target, &controller.association.host.nqn, about.local),
+        (SubsystemIndex::Discovery, LogId::DISCOVERY) => {
+            discovery::log(about.target, about.offer, &controller.association.host.nqn, about.local)
+        }
         (_, LogId::ERROR) => errors(controller),
         (SubsystemIndex::Nvm(_), LogId::SMART) => smart(command.nsid, controller, about)?,
         (SubsystemIndex::Nvm(_), LogId::FIRMWARE_SLOTS) => FirmwareSlotLog::single(firmware_revision()).as_bytes().to_vec(),
-        // Namespaces do not change while the daemon runs.
-        (SubsystemIndex::Nvm(_), LogId::CHANGED_NAMESPACES) => NamespaceList::changed(&[]).as_bytes().to_vec(),
+        (SubsystemIndex::Nvm(_), LogId::CHANGED_NAMESPACES) => controller.pending.changed_namespaces().as_bytes().to_vec(),
         (SubsystemIndex::Nvm(_), LogId::COMMAND_EFFECTS) => effects().as_bytes().to_vec(),
         _ => return Err(unknown),
     };
@@ -46,12 +47,13 @@ fn smart(nsid: Nsid, controller: &Controller, about: &About<'_>) -> Result<Vec<u
     let SubsystemIndex::Nvm(index) = controller.association.subsystem else {
         return Err(Refusal::at(location::CDW10, StatusCode::INVALID_LOG_PAGE));
     };
-    let subsystem = &about.target.subsystems[index];
+    let offered = &about.offer.subsystems[index];
+    let namespaces = offered.subsystem.iter().flat_map(|subsystem| &subsystem.namespaces);
     let totals = if nsid == Nsid::NONE || nsid == Nsid::ALL {
-        about.target.totals(&subsystem.namespaces)
+        about.target.totals(namespaces.map(|namespace| namespace.store).chain(offered.former_stores.iter().copied()))
     } else {
-        let unknown = Refusal::at(location::NSID, StatusCode::INVALID_NAMESPACE_OR_FORMAT);
-        about.target.totals([subsystem.namespace(nsid).ok_or(unknown)?])
+        let found = offered.subsystem.as_ref().and_then(|subsystem| subsystem.namespace(nsid));
+        about.target.totals([found.ok_or(Refusal::at(location::NSID, StatusCode::INVALID_NAMESPACE_OR_FORMAT))?.store])
     };
     let mut smart = SmartLog::zeroed();
     smart.set_temperature_kelvin(TEMPERATURE_KELVIN);

@@ -13,6 +13,7 @@ use godwit_reactor::Time;
 
 use crate::controller::{Controller, Transition};
 use crate::limits::{ASYNC_EVENT_REQUESTS, MAX_TRANSFER_BYTES};
+use crate::offer::Offer;
 use crate::request::{BAD_LENGTH, Refusal, host_memory, location};
 use crate::subsystem::Target;
 
@@ -44,6 +45,7 @@ pub(crate) enum Answer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct About<'a> {
     pub(crate) target: &'a Target,
+    pub(crate) offer: &'a Offer,
     /// The address that the host came to.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) now: Time,
@@ -76,7 +78,11 @@ pub(crate) fn execute(controller: &mut Controller, sqe: &Sqe, about: &About<'_>)
                 return Err(Refusal::at(location::CDW10, StatusCode::INVALID_FIELD));
             }
             let to = host_data(sqe, len_bytes)?;
-            Ok(Answer::Data { bytes: log_page::log_page(&page, len_bytes, controller, about)?, len_bytes, to })
+            let bytes = log_page::log_page(&page, len_bytes, controller, about)?;
+            if !page.retain_event {
+                controller.pending.log_was_read(page.id);
+            }
+            Ok(Answer::Data { bytes, len_bytes, to })
         }
         AdminCommand::GetFeatures(command) => match features::get(&command, controller, about)? {
             features::Value::Dword(value) => Ok(Answer::Result(value.into())),

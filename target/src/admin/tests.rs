@@ -49,8 +49,13 @@ impl Bench {
     }
 
     fn run(&mut self, sqe: Sqe) -> Result<Answer, u16> {
-        let about =
-            About { target: &self.target, local: Some("127.0.0.1:4420".parse().unwrap()), now: Time::from_nanos(7_200_000_000_000) };
+        let offer = self.target.offer();
+        let about = About {
+            offer: &offer,
+            target: &self.target,
+            local: Some("127.0.0.1:4420".parse().unwrap()),
+            now: Time::from_nanos(7_200_000_000_000),
+        };
         execute(&mut self.controller, &sqe, &about).map_err(|refusal| refusal.status.to_wire() >> 1)
     }
 

@@ -15,7 +15,7 @@ use godwit_memory::{Buffer, PAGE_BYTES};
 use godwit_reactor::{AllocateMode, FileDone, FileId, FileOp, Reactor, Token};
 
 use super::store::Shared;
-use super::{BackendError, Operation, Store};
+use super::{Attachable, BackendError, Operation, Store};
 
 /// How much one call zeroes or discards. A worker thread of the kernel runs it.
 const PIECE_BYTES: u64 = 64 << 20;
@@ -118,20 +118,40 @@ impl Attached {
         R: Reactor,
         R::File: Clone,
     {
-        let pool = reactor.pool();
-        let mut buffer = [ZEROES_BYTES, 4 * PAGE_BYTES, PAGE_BYTES]
-            .into_iter()
-            .find_map(|bytes| pool.take(bytes))
-            .ok_or_else(|| io::Error::new(io::ErrorKind::OutOfMemory, "no buffer left in the thread's pool"))?;
-        buffer.fill(0);
-        let zeroes = Zeroes { capacity: buffer.len() as u64, buffer: Some(buffer), line: VecDeque::with_capacity(LINE_CAPACITY) };
-        let file = reactor.register_file(store.file.clone())?;
-        Ok(Self { shared: Arc::clone(&store.shared), file, zeroes: RefCell::new(zeroes) })
+        let buffer =
+            Self::buffer(reactor).ok_or_else(|| io::Error::new(io::ErrorKind::OutOfMemory, "no buffer left in the thread's pool"))?;
+        Self::with_buffer(reactor, store.attachable(), buffer).map_err(|(error, _)| error)
     }
 
-    /// Ends this thread's access. Call it when no job is under way.
-    pub fn detach<R: Reactor>(self, reactor: &mut R) {
+    /// A buffer to write zeroes from.
+    pub(crate) fn buffer<R: Reactor>(reactor: &R) -> Option<Buffer> {
+        let pool = reactor.pool();
+        [ZEROES_BYTES, 4 * PAGE_BYTES, PAGE_BYTES].into_iter().find_map(|bytes| pool.take(bytes))
+    }
+
+    /// Gives this thread access to a store, with a buffer that was taken before.
+    ///
+    /// # Errors
+    ///
+    /// Those of registering the file; then the buffer comes back.
+    pub(crate) fn with_buffer<R: Reactor>(
+        reactor: &mut R,
+        store: Attachable<R::File>,
+        mut buffer: Buffer,
+    ) -> Result<Self, (io::Error, Buffer)> {
+        let file = match reactor.register_file(store.file) {
+            Ok(file) => file,
+            Err(error) => return Err((error, buffer)),
+        };
+        buffer.fill(0);
+        let zeroes = Zeroes { capacity: buffer.len() as u64, buffer: Some(buffer), line: VecDeque::with_capacity(LINE_CAPACITY) };
+        Ok(Self { shared: store.shared, file, zeroes: RefCell::new(zeroes) })
+    }
+
+    /// Ends this thread's access, and gives the buffer back that zeroes were written from. Call it when no job is under way.
+    pub fn detach<R: Reactor>(self, reactor: &mut R) -> Option<Buffer> {
         reactor.unregister_file(self.file);
+        self.zeroes.into_inner().buffer
     }
 
     /// Starts an operation. It may end at once, without an event.

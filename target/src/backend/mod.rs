@@ -61,6 +61,7 @@ pub use job::{Attached, Job, Progress};
 pub use mark::BootId;
 pub use open::{OpenOptions, Source, reject_shared_storage, usual_state_dir};
 pub use storage::StorageId;
+pub(crate) use store::Attachable;
 pub use store::{Description, Kind, Store};
 
 /// What to do with a range of a store. Offsets and lengths are in bytes, whole blocks, and inside the store.

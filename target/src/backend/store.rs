@@ -51,6 +51,13 @@ pub struct Store<F> {
     pub(super) shared: Arc<Shared>,
 }
 
+/// What a thread needs to attach to a store.
+#[derive(Debug)]
+pub(crate) struct Attachable<F> {
+    pub(super) file: F,
+    pub(super) shared: Arc<Shared>,
+}
+
 /// What the threads that work on a store share.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -86,6 +93,14 @@ impl<F> Store<F> {
             description,
         };
         Self { file, shared: Arc::new(shared) }
+    }
+
+    /// What another thread needs to attach to it.
+    pub(crate) fn attachable(&self) -> Attachable<F>
+    where
+        F: Clone,
+    {
+        Attachable { file: self.file.clone(), shared: Arc::clone(&self.shared) }
     }
 
     /// Its size in bytes, as far as it is used.
@@ -133,6 +148,11 @@ impl<F> Store<F> {
         self.shared.intact_bytes() < self.size_bytes()
     }
 
+    /// What lies below it; `None` for memory.
+    pub(crate) fn storage(&self) -> Option<StorageId> {
+        self.shared.description.storage
+    }
+
     /// Whether two stores lie on the same file or device, under whatever names.
     pub fn same_storage<G>(&self, other: &Store<G>) -> bool {
         self.shared.description.storage.is_some() && self.shared.description.storage == other.shared.description.storage
@@ -154,14 +174,15 @@ impl Store<BackingFile> {
     }
 
     /// Writes down that a sync has failed, if one has: the next daemon must know, however this one ends. The control thread calls it about once a second.
+    /// True when it was not known before.
     ///
     /// # Errors
     ///
     /// Those of writing the mark.
-    pub fn keep_mark(&self) -> io::Result<()> {
+    pub fn keep_mark(&self) -> io::Result<bool> {
         match &mut *self.shared.mark() {
-            Some(mark) if self.sync_failed() && !mark.is_lost() => mark.note_lost(),
-            _ => Ok(()),
+            Some(mark) if self.sync_failed() && !mark.is_lost() => mark.note_lost().map(|()| true),
+            _ => Ok(false),
         }
     }
 
@@ -217,6 +238,16 @@ impl Store<BackingFile> {
         let _ = self.shared.intact_bytes.compare_exchange(before, size_bytes, Ordering::SeqCst, Ordering::SeqCst);
         self.shared.intact_bytes.fetch_min(size_bytes, Ordering::SeqCst);
         tracing::info!(store = self.description(), size_bytes, "has another size");
+    }
+
+    /// Makes the file longer. What is added reads as zeroes; hosts see it after [`Self::resize`].
+    ///
+    /// # Errors
+    ///
+    /// Those of the operating system.
+    pub(crate) fn extend(&self, size_bytes: u64) -> io::Result<()> {
+        self.file.file.set_len(size_bytes)?;
+        self.file.file.sync_all()
     }
 
     /// Has a mark that says what may have been lost.

@@ -1,27 +1,35 @@
 //! The daemon: a control thread that opens, binds and waits, and the reactor threads that work.
 
+pub(crate) mod control;
 mod rdma;
 mod reactor_thread;
+mod reload;
 mod setup;
+mod site;
+pub(crate) mod status;
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use godwit_config::Target as Configuration;
+use godwit_control::{ControlError, metrics};
 use godwit_rdma::Transport;
 use godwit_reactor::{BackingFile, Incoming, Listener};
 use sd_notify::NotifyState;
-use signal_hook::consts::signal::{SIGINT, SIGTERM};
+use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::backend::Store;
+use crate::offer::Order;
 use crate::{Handover, Portal, Target};
 use rdma::RdmaListener;
 use reactor_thread::Thread;
 use setup::{Bound, Opened};
+use site::Site;
 
 pub use setup::{SetupError, check};
 
@@ -45,6 +53,9 @@ pub enum DaemonError {
         /// Why.
         reason: String,
     },
+    /// The control socket or the metrics that were asked for.
+    #[error(transparent)]
+    Control(#[from] ControlError),
     /// Commands in a backend did not end in time.
     #[error("stopping took more than {} s; what was not answered is not acknowledged", STOP_LIMIT.as_secs())]
     Stuck,
@@ -60,6 +71,8 @@ enum Heard {
     Ended(usize, Result<(), String>),
     /// SIGTERM or SIGINT.
     Signal,
+    /// SIGHUP.
+    Reload,
 }
 
 /// Tells the control thread that a reactor thread has ended, when it is dropped: also by a panic, so that the daemon ends instead of serving on with a part
@@ -85,12 +98,15 @@ impl Drop for End {
     }
 }
 
-/// Runs the daemon until a signal ends it.
+/// Runs the daemon until a signal ends it. `load` reads the configuration again.
 ///
 /// # Errors
 ///
 /// Why it could not start, or why it ended by itself.
-pub fn run(configuration: &Configuration) -> Result<(), DaemonError> {
+pub fn run(
+    configuration: &Configuration,
+    load: impl Fn() -> Result<Configuration, String> + Send + Sync + 'static,
+) -> Result<(), DaemonError> {
     let (tell, hear) = mpsc::channel();
     watch_signals(tell.clone())?;
     open(configuration, tell.clone())?;
@@ -102,39 +118,90 @@ pub fn run(configuration: &Configuration) -> Result<(), DaemonError> {
     };
     let urls: Vec<_> = opened.target.portals.iter().map(url).collect();
     let target = Arc::new(opened.target);
-    let (threads, on_devices) = spawn(configuration, &target, &opened.stores, listeners, &tell)?;
+    let (order, orders): (Vec<_>, Vec<_>) = (0..configuration.reactors.get()).map(|_| mpsc::channel()).unzip();
+    let (threads, on_devices) = spawn(configuration, &target, &opened.stores, listeners, orders, &tell)?;
     if !wait_until_ready(&hear, threads.len())? {
         return Ok(());
     }
+    let site = Arc::new(Site::new(Arc::clone(&target), urls.clone(), opened.stores, order, configuration.clone(), Box::new(load)));
+    let control = control::open(&site, configuration.service.control.clone())?;
+    let metrics = configuration.service.metrics.map(|address| serve_metrics(&site, address)).transpose()?;
     for url in urls {
         // Nobody may be listening, and the daemon serves all the same.
         let _ = writeln!(io::stdout(), "listening on {url}");
     }
     tell_systemd(NotifyState::Ready);
-    let ended = watch(&hear, &opened.stores);
+    let ended = watch(&hear, &site);
     tell_systemd(NotifyState::Stopping);
+    drop((control, metrics));
     drop(on_devices);
     target.drain();
     let already = usize::from(ended.is_err());
     let stopped = wait_until_stopped(&hear, threads, already);
     if already == 0 && stopped.is_ok() {
-        setup::close(&opened.stores);
+        site.close_stores();
     }
     ended.and(stopped)
 }
 
 /// A service manager that does not hear that the daemon is ready ends it after a while: the log must say why.
 fn tell_systemd(state: NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(&[state]) {
+    tell_systemd_all(&[state]);
+}
+
+fn tell_systemd_all(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
         tracing::warn!("cannot notify systemd: {error}");
     }
 }
 
+fn serve_metrics(site: &Arc<Site>, address: SocketAddr) -> Result<metrics::Handle, ControlError> {
+    let site = Arc::clone(site);
+    let handle = metrics::serve(address, move || status::metrics(&site))?;
+    tracing::info!("metrics at http://{}/metrics", handle.local_address());
+    Ok(handle)
+}
+
+/// Reads the configuration again on a thread of its own, for that may have to wait; tells systemd and the log.
+fn reload_aside(site: &Arc<Site>) {
+    let site = Arc::clone(site);
+    let run = move || {
+        // systemd takes the daemon for reloading until it hears that it is ready again.
+        match NotifyState::monotonic_usec_now() {
+            Ok(now) => tell_systemd_all(&[NotifyState::Reloading, now]),
+            Err(error) => tracing::warn!("cannot tell systemd that the configuration is read again: {error}"),
+        }
+        // The log has the outcome.
+        let _ = reload_and_tell(&site, false);
+        tell_systemd(NotifyState::Ready);
+    };
+    if let Err(error) = thread::Builder::new().name("reload".into()).spawn(run) {
+        tracing::error!("the configuration is not read again: cannot start a thread: {error}");
+    }
+}
+
+/// Reads the configuration again and writes the outcome to the log.
+fn reload_and_tell(site: &Arc<Site>, force: bool) -> Result<Vec<String>, reload::Refusals> {
+    let outcome = reload::reload(site, force);
+    match &outcome {
+        Ok(changes) if changes.is_empty() => tracing::info!("the configuration was read again; nothing has changed"),
+        Ok(changes) => changes.iter().for_each(|change| tracing::info!("{change}")),
+        Err(refusals) => {
+            for refusal in refusals {
+                tracing::error!("the configuration stays as it was: {refusal}");
+                site.target.journal.error(format!("reload refused: {refusal}"));
+            }
+        }
+    }
+    outcome
+}
+
 fn watch_signals(tell: Sender<Heard>) -> Result<(), SetupError> {
-    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(|error| SetupError::Signals { error })?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|error| SetupError::Signals { error })?;
     let watch = move || {
-        for _ in signals.forever() {
-            if tell.send(Heard::Signal).is_err() {
+        for signal in signals.forever() {
+            let heard = if signal == SIGHUP { Heard::Reload } else { Heard::Signal };
+            if tell.send(heard).is_err() {
                 return;
             }
         }
@@ -153,9 +220,13 @@ fn open(configuration: &Configuration, tell: Sender<Heard>) -> Result<(), SetupE
 
 /// What was opened; `None` when a signal came first.
 fn wait_until_open(hear: &Receiver<Heard>) -> Result<Option<Opened>, SetupError> {
-    match hear.recv() {
-        Ok(Heard::Opened(opened)) => opened.map(Some),
-        _ => Ok(None),
+    loop {
+        match hear.recv() {
+            Ok(Heard::Opened(opened)) => return opened.map(Some),
+            // What is being opened was read a moment ago.
+            Ok(Heard::Reload) => {}
+            _ => return Ok(None),
+        }
     }
 }
 
@@ -164,6 +235,7 @@ fn spawn(
     target: &Arc<Target>,
     stores: &[Arc<Store<BackingFile>>],
     listeners: Vec<Bound>,
+    orders: Vec<Receiver<Order<BackingFile>>>,
     tell: &Sender<Heard>,
 ) -> Result<(Vec<JoinHandle<()>>, Vec<RdmaListener>), SetupError> {
     let count = usize::from(configuration.reactors.get());
@@ -181,13 +253,14 @@ fn spawn(
         }
     }
     let mut threads = Vec::with_capacity(count);
-    for (index, (incoming, listeners)) in receivers.into_iter().zip(of_thread).enumerate() {
+    for (index, ((incoming, listeners), orders)) in receivers.into_iter().zip(of_thread).zip(orders).enumerate() {
         let thread = Thread {
             index,
             target: Arc::clone(target),
             stores: stores.to_vec(),
             listeners,
             incoming,
+            orders,
             peers: senders.clone(),
             pool: layout.clone(),
             poll: configuration.poll.duration(),
@@ -211,6 +284,7 @@ fn wait_until_ready(hear: &Receiver<Heard>, count: usize) -> Result<bool, Daemon
         match hear.recv() {
             Ok(Heard::Ready) => ready += 1,
             Ok(Heard::Ended(_, Err(reason))) => return Err(SetupError::Reactor { reason }.into()),
+            Ok(Heard::Reload) => {}
             Ok(Heard::Ended(_, Ok(())) | Heard::Signal | Heard::Opened(_)) | Err(_) => return Ok(false),
         }
     }
@@ -218,25 +292,21 @@ fn wait_until_ready(hear: &Receiver<Heard>, count: usize) -> Result<bool, Daemon
 }
 
 /// Waits for a signal, and looks after the stores meanwhile.
-fn watch(hear: &Receiver<Heard>, stores: &[Arc<Store<BackingFile>>]) -> Result<(), DaemonError> {
+fn watch(hear: &Receiver<Heard>, site: &Arc<Site>) -> Result<(), DaemonError> {
+    let mut looked = Instant::now();
     loop {
-        match hear.recv_timeout(SIZE_CHECK) {
+        if looked.elapsed() >= SIZE_CHECK {
+            site.look_after_stores();
+            looked = Instant::now();
+        }
+        match hear.recv_timeout(SIZE_CHECK.saturating_sub(looked.elapsed())) {
             Ok(Heard::Signal) => return Ok(()),
+            Ok(Heard::Reload) => reload_aside(site),
             Ok(Heard::Ended(index, result)) => {
                 let reason = result.err().unwrap_or_else(|| "nobody told it to".to_owned());
                 return Err(DaemonError::Reactor { index, reason });
             }
-            Ok(Heard::Ready | Heard::Opened(_)) | Err(RecvTimeoutError::Disconnected) => {}
-            Err(RecvTimeoutError::Timeout) => {
-                for store in stores {
-                    if let Err(error) = store.check_size() {
-                        tracing::warn!(store = store.description(), "cannot look at its size: {error}");
-                    }
-                    if let Err(error) = store.keep_mark() {
-                        tracing::error!(store = store.description(), "cannot write down that a sync failed: {error}");
-                    }
-                }
-            }
+            Ok(Heard::Ready | Heard::Opened(_)) | Err(RecvTimeoutError::Disconnected | RecvTimeoutError::Timeout) => {}
         }
     }
 }
@@ -248,7 +318,7 @@ fn wait_until_stopped(hear: &Receiver<Heard>, threads: Vec<JoinHandle<()>>, alre
         match hear.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(Heard::Ended(_, Ok(()))) => ended += 1,
             Ok(Heard::Ended(index, Err(reason))) => return Err(DaemonError::Reactor { index, reason }),
-            Ok(Heard::Ready | Heard::Signal | Heard::Opened(_)) => {}
+            Ok(Heard::Ready | Heard::Signal | Heard::Reload | Heard::Opened(_)) => {}
             Err(_) => return Err(DaemonError::Stuck),
         }
     }
@@ -262,7 +332,16 @@ fn wait_until_stopped(hear: &Receiver<Heard>, threads: Vec<JoinHandle<()>>, alre
 
 #[cfg(test)]
 mod tests {
+    use godwit_config::Arguments;
+
     use super::*;
+
+    fn site() -> Arc<Site> {
+        let export = vec!["memory:1MiB".parse().unwrap()];
+        let configuration = Configuration::from_arguments(Arguments { exports: export, ..Arguments::default() }).unwrap();
+        let target = Arc::new(Target::new(vec![], vec![], crate::Limits::default(), 1));
+        Arc::new(Site::new(target, vec![], vec![], vec![], configuration.clone(), Box::new(move || Ok(configuration.clone()))))
+    }
 
     #[test]
     fn a_thread_that_panics_is_missed() {
@@ -273,7 +352,7 @@ mod tests {
             panic!("on purpose");
         });
         assert!(thread.join().is_err());
-        let ended = watch(&hear, &[]).unwrap_err();
+        let ended = watch(&hear, &site()).unwrap_err();
         assert_eq!(ended.to_string(), "reactor 3 ended: it panicked");
         End::of(4, tell).result = Ok(());
         assert!(matches!(hear.recv(), Ok(Heard::Ended(4, Ok(())))));

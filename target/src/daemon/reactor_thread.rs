@@ -9,6 +9,7 @@ use godwit_rdma::Fabric;
 use godwit_reactor::{BackingFile, Event, Incoming, Listener, PollBudget, Uring, UringConfig};
 
 use crate::backend::Store;
+use crate::offer::Order;
 use crate::{Handover, Target, Worker};
 
 /// What a thread is made of.
@@ -18,6 +19,7 @@ pub(super) struct Thread {
     pub(super) stores: Vec<Arc<Store<BackingFile>>>,
     pub(super) listeners: Vec<(u16, Listener)>,
     pub(super) incoming: Receiver<Handover<Incoming>>,
+    pub(super) orders: Receiver<Order<BackingFile>>,
     pub(super) peers: Vec<Sender<Handover<Incoming>>>,
     pub(super) pool: Layout,
     pub(super) poll: Duration,
@@ -30,6 +32,7 @@ impl Thread {
         let target = Arc::clone(&self.target);
         let made = Worker::new(&mut ring, self.index, self.target, &self.stores, self.incoming, self.peers);
         let mut worker = made.map_err(|error| error.to_string())?;
+        worker.obey_orders(&ring, self.orders);
         for (portal, listener) in self.listeners {
             worker.listen(&mut ring, listener, portal).map_err(|error| format!("cannot listen: {error}"))?;
         }

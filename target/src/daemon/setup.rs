@@ -20,6 +20,7 @@ use uuid::Uuid;
 use super::rdma::RdmaListener;
 use crate::backend::{OpenError, OpenOptions, Source, Store, in_words, reject_shared_storage};
 use crate::layout;
+use crate::limits::SPARE_STORES;
 use crate::{AllowedHosts, Limits, Namespace, Portal, Subsystem, Target};
 
 /// How long an address that is in use is waited for: the kernel takes the rings of a daemon that was killed down a moment after its end, and its
@@ -144,7 +145,8 @@ pub fn check(configuration: &Configuration) -> Result<(), SetupError> {
 pub(super) fn open(configuration: &Configuration) -> Result<Opened, SetupError> {
     let (portals, listeners) = bind(configuration)?;
     let mut stores = Vec::with_capacity(namespaces(configuration).count());
-    let subsystems = open_stores(configuration, &mut stores).inspect_err(|_| close(&stores))?;
+    let subsystems = open_stores(configuration, &mut stores);
+    let subsystems = subsystems.inspect_err(|_| close(&stores))?;
     let limits = limits(configuration);
     let target = Target::new(subsystems, portals, limits, usize::from(configuration.reactors.get())).with_generation(generation());
     for (number, store) in stores.iter().enumerate() {
@@ -154,7 +156,7 @@ pub(super) fn open(configuration: &Configuration) -> Result<Opened, SetupError> 
 }
 
 /// Marks stores as clean that nobody works on any more. What is not marked is taken for lost if the machine goes down before it is opened again.
-pub(super) fn close(stores: &[Arc<Store<BackingFile>>]) {
+pub(super) fn close<'a>(stores: impl IntoIterator<Item = &'a Arc<Store<BackingFile>>>) {
     for store in stores {
         if let Err(error) = store.close() {
             tracing::error!(store = store.description(), "cannot close it cleanly: {error}");
@@ -173,18 +175,23 @@ fn open_stores(configuration: &Configuration, stores: &mut Vec<Arc<Store<Backing
             tracing::info!(nqn = %*subsystem.nqn, nsid = namespace.nsid.get(), store = store.description(), "namespace opened");
             stores.push(Arc::new(store));
         }
-        subsystems.push(Subsystem {
-            nqn: subsystem.nqn.value.clone(),
-            hosts: match &*subsystem.hosts {
-                godwit_config::AllowedHosts::Any => AllowedHosts::Any,
-                godwit_config::AllowedHosts::Listed(hosts) => AllowedHosts::Listed(hosts.clone()),
-            },
-            serial: subsystem.serial.as_ref().map_or_else(|| derived_serial(subsystem.nqn.as_str()), |serial| serial.to_string()),
-            model: subsystem.model.as_ref().map_or_else(|| "Godwit".to_owned(), |model| model.to_string()),
-            namespaces,
-        });
+        subsystems.push(self::subsystem(subsystem, namespaces));
     }
     Ok(subsystems)
+}
+
+/// A subsystem with these namespaces.
+pub(super) fn subsystem(configured: &godwit_config::Subsystem, namespaces: Vec<Namespace>) -> Subsystem {
+    Subsystem {
+        nqn: configured.nqn.value.clone(),
+        hosts: match &*configured.hosts {
+            godwit_config::AllowedHosts::Any => AllowedHosts::Any,
+            godwit_config::AllowedHosts::Listed(hosts) => AllowedHosts::Listed(hosts.clone()),
+        },
+        serial: configured.serial.as_ref().map_or_else(|| derived_serial(configured.nqn.as_str()), |serial| serial.to_string()),
+        model: configured.model.as_ref().map_or_else(|| "Godwit".to_owned(), |model| model.to_string()),
+        namespaces,
+    }
 }
 
 /// A number that is larger at each start: the milliseconds of the clock.
@@ -195,7 +202,7 @@ fn generation() -> u64 {
 /// The memory of a reactor thread.
 pub(super) fn pool_layout(configuration: &Configuration, limits: &Limits, stores: usize) -> Result<Layout, SetupError> {
     let bytes = usize::try_from(configuration.memory.size().bytes()).unwrap_or(usize::MAX);
-    Ok(layout::layout(bytes, limits, stores)?)
+    Ok(layout::layout(bytes, limits, stores + SPARE_STORES)?)
 }
 
 fn namespaces(configuration: &Configuration) -> impl Iterator<Item = &godwit_config::Namespace> {
@@ -267,7 +274,7 @@ fn patiently<T, E>(patience: Duration, bind: impl Fn() -> Result<T, E>, kind: im
     }
 }
 
-fn source(backend: &Backend) -> Source {
+pub(super) fn source(backend: &Backend) -> Source {
     match backend {
         Backend::File { path, size, create } => Source::File { path: path.clone(), size: size.map(|size| size.bytes()), create: *create },
         Backend::Device { path } => Source::Device { path: path.clone() },
@@ -275,7 +282,7 @@ fn source(backend: &Backend) -> Source {
     }
 }
 
-fn open_store(namespace: &godwit_config::Namespace, configuration: &Configuration) -> Result<Store<BackingFile>, SetupError> {
+pub(super) fn open_store(namespace: &godwit_config::Namespace, configuration: &Configuration) -> Result<Store<BackingFile>, SetupError> {
     let device = match &*namespace.backend {
         Backend::Device { path } => device_block_size(path),
         Backend::File { .. } | Backend::Memory { .. } => None,
@@ -291,7 +298,7 @@ fn open_store(namespace: &godwit_config::Namespace, configuration: &Configuratio
     Store::open(&options).map_err(|source| SetupError::Store { origin: namespace.origin.to_string(), source })
 }
 
-fn describe(namespace: &godwit_config::Namespace, store: &Store<BackingFile>, index: usize) -> Namespace {
+pub(super) fn describe(namespace: &godwit_config::Namespace, store: &Store<BackingFile>, index: usize) -> Namespace {
     Namespace {
         nsid: Nsid::new(namespace.nsid.get()),
         store: index,

@@ -20,7 +20,7 @@ use crate::request::Refusal;
 impl<R: Reactor> Worker<R> {
     pub(super) fn on_admin_command(&mut self, ctx: &mut Context<'_, R>, index: usize, slot: u16, sqe: &Sqe) {
         let queue = &mut self.queues[index];
-        let about = About { target: &self.target, local: queue.local, now: ctx.reactor.now() };
+        let about = About { target: &self.target, offer: &self.offer, local: queue.local, now: ctx.reactor.now() };
         let Phase::Admin(controller) = &mut queue.phase else { return };
         match admin::execute(controller, sqe, &about) {
             Ok(Answer::Result(result)) => self.respond(ctx, index, slot, Status::SUCCESS, result),
@@ -36,6 +36,22 @@ impl<R: Reactor> Worker<R> {
                 self.stop_controller(index);
             }
             Err(refusal) => self.refuse(ctx, index, slot, refusal, 0),
+        }
+        self.tell_events(ctx, index);
+    }
+
+    /// Completes Asynchronous Event Requests with what has happened.
+    pub(super) fn tell_events(&mut self, ctx: &mut Context<'_, R>, index: usize) {
+        loop {
+            let Some(queue) = self.queues.get_mut(index) else { return };
+            let Phase::Admin(controller) = &mut queue.phase else { return };
+            if controller.event_requests == 0 {
+                return;
+            }
+            let Some(slot) = queue.slots.find(|slot| matches!(slot.work, Work::AsyncEvent)) else { return };
+            let Some(event) = controller.next_event() else { return };
+            controller.event_requests -= 1;
+            self.respond(ctx, index, slot, Status::SUCCESS, event.to_wire().into());
         }
     }
 

@@ -11,7 +11,7 @@ use godwit_rdma::{Incoming, QpConfig, Remote, Rkey, WorkId};
 use godwit_reactor::Reactor;
 
 use super::{ADMIN_DATA_BYTES, Context, Worker};
-use crate::association::{Ending, Member, OpenError, Waiter};
+use crate::association::{Ending, Member, OpenError, QueueInfo, Waiter};
 use crate::controller::Controller;
 use crate::fabrics::{self, Granted, Wish};
 use crate::limits::{ADMIN_BUFFERS, CONNECT_TIMEOUT, CONNECTIONS_PER_WORKER, FENCE_WAIT, OUTBOUND_READS};
@@ -69,6 +69,7 @@ impl<R: Reactor> Worker<R> {
             Ok((granted, own)) => self.accept(ctx, index, granted, own, peer_inbound_reads),
             Err(error) => {
                 tracing::warn!(peer = self.queues[index].peer, "connection refused: {error}");
+                self.target.journal.refused(error.status().explanation());
                 ctx.fabric.reject(ctx.reactor, qp, &error.reject().to_wire());
                 self.close(ctx, index);
             }
@@ -177,6 +178,7 @@ impl<R: Reactor> Worker<R> {
     pub(super) fn violated(&mut self, ctx: &mut Context<'_, R>, index: usize, reason: &str) {
         let queue = &self.queues[index];
         tracing::warn!(peer = queue.peer, qid = queue.qid.get(), "connection closed: {reason}");
+        self.target.journal.error(format!("connection of {} closed: {reason}", queue.peer));
         self.close(ctx, index);
     }
 
@@ -245,7 +247,7 @@ impl<R: Reactor> Worker<R> {
         attempt: Attempt,
     ) {
         let qid = self.queues[index].qid;
-        let wish = fabrics::check_connect(&connect, qid, &self.target.limits).and_then(|()| fabrics::check_data(&data, qid, &self.target));
+        let wish = fabrics::check_connect(&connect, qid, &self.target.limits).and_then(|()| fabrics::check_data(&data, qid, &self.offer));
         let wish = match wish {
             Ok(wish) => wish,
             Err(refusal) => return self.refuse_connect(ctx, index, slot, refusal, &data, &refusal.to_string()),
@@ -330,6 +332,18 @@ impl<R: Reactor> Worker<R> {
             _ => wish.cntlid,
         };
         let queue = &mut self.queues[index];
+        let info = QueueInfo {
+            qid: queue.qid,
+            worker: self.index,
+            peer: queue.peer.clone(),
+            depth: queue.slots.count(),
+            in_flight: queue.slots.in_flight(),
+        };
+        match &phase {
+            Phase::Admin(controller) => self.target.associations.describe(&controller.association, info),
+            Phase::Io(member) => self.target.associations.describe(&member.association, info),
+            _ => {}
+        }
         queue.phase = phase;
         queue.sq = SubmissionQueue::new(connect.sq_size, connect.disables_sq_flow_control());
         if queue.qid.is_admin() {
@@ -351,6 +365,7 @@ impl<R: Reactor> Worker<R> {
     ) {
         let host = data.host_nqn().map_or_else(|error| error.to_string(), |nqn| nqn.to_string());
         tracing::warn!(peer = self.queues[index].peer, qid = self.queues[index].qid.get(), host, "Connect refused: {reason}");
+        self.target.journal.refused(fabrics::in_words(refusal));
         self.set_timer(ctx, index, CONNECT_TIMEOUT);
         self.refuse(ctx, index, slot, refusal.status.into(), refusal.result().into());
     }

@@ -6,7 +6,7 @@ use godwit_rdma::WorkId;
 use godwit_reactor::{FileDone, Reactor, Token};
 
 use super::connection::Attempt;
-use super::{Context, Worker};
+use super::{Context, Worker, place};
 use crate::backend::{BackendError, Operation, Progress};
 use crate::queue::{Phase, Purpose, Running, Work};
 use crate::request::{Action, DataAt, Refusal, Request, location};
@@ -16,7 +16,11 @@ use crate::subsystem::Namespace;
 impl<R: Reactor> Worker<R> {
     pub(super) fn on_io_command(&mut self, ctx: &mut Context<'_, R>, index: usize, slot: u16, sqe: &Sqe, data: Option<Buffer>) {
         let Phase::Io(member) = &self.queues[index].phase else { return };
-        let Some(subsystem) = self.target.subsystem(member.association.subsystem) else { return };
+        let Some(subsystem) = self.offer.subsystem(member.association.subsystem) else {
+            // It was removed a moment ago, and the association is about to end.
+            self.give_back(index, data);
+            return self.refuse(ctx, index, slot, Refusal::at(location::NSID, StatusCode::INVALID_NAMESPACE_OR_FORMAT), 0);
+        };
         let request = match Request::parse(sqe, data.as_ref().map_or(0, |data| data.len()), subsystem) {
             Ok(request) => request,
             Err(refusal) => {
@@ -153,7 +157,8 @@ impl<R: Reactor> Worker<R> {
     fn next_discard(&self, index: usize, slot: u16, request: Request, data: &[u8], next: u16) -> Result<Option<(Operation, u16)>, Refusal> {
         let Action::Discard { ranges: count, .. } = request.action else { return Ok(None) };
         let out_of_range = Refusal { status: StatusCode::LBA_OUT_OF_RANGE.do_not_retry(), location: None };
-        let namespace = self.namespace_of(index, slot).ok_or(out_of_range)?;
+        let removed = Refusal::at(location::NSID, StatusCode::INVALID_NAMESPACE_OR_FORMAT);
+        let namespace = self.namespace_of(index, slot).ok_or(removed)?;
         let ranges = godwit_nvme::dsm::ranges(data, count).map_err(|_| Refusal::at(location::SGL, StatusCode::DATA_SGL_LENGTH_INVALID))?;
         if next == 0 && !ranges.iter().all(|range| range.is_within(namespace.size_blocks())) {
             return Err(out_of_range);
@@ -169,7 +174,7 @@ impl<R: Reactor> Worker<R> {
         let queue = self.queues.get(index)?;
         let Phase::Io(member) = &queue.phase else { return None };
         let nsid: Nsid = queue.slots.get(slot)?.nsid;
-        self.target.subsystem(member.association.subsystem)?.namespace(nsid)
+        self.offer.subsystem(member.association.subsystem)?.namespace(nsid)
     }
 
     /// Hands an operation to the backend.
@@ -185,7 +190,7 @@ impl<R: Reactor> Worker<R> {
         let queue = &mut self.queues[index];
         queue.running += 1;
         let token = Purpose::Slot(queue.key, slot).token();
-        let progress = self.places[request.store].attached.start(ctx.reactor, operation, token);
+        let progress = place(&self.places, request.store).attached.start(ctx.reactor, operation, token);
         self.advance(ctx, (index, slot), request, held, next_range, progress);
     }
 
@@ -195,7 +200,7 @@ impl<R: Reactor> Worker<R> {
         let Work::Running(Running { request, job, held, next_range }) = work else {
             unreachable!("a file operation of a slot without one: {work:?}")
         };
-        let progress = self.places[request.store].attached.resume(ctx.reactor, job, done, token);
+        let progress = place(&self.places, request.store).attached.resume(ctx.reactor, job, done, token);
         self.advance(ctx, (index, slot), request, held, next_range, progress);
     }
 
@@ -227,7 +232,7 @@ impl<R: Reactor> Worker<R> {
             };
             next_range = next;
             let token = Purpose::Slot(self.queues[index].key, slot).token();
-            progress = self.places[request.store].attached.start(ctx.reactor, operation, token);
+            progress = place(&self.places, request.store).attached.start(ctx.reactor, operation, token);
         }
     }
 
@@ -248,7 +253,7 @@ impl<R: Reactor> Worker<R> {
             queue.slots.release(slot);
             return self.settle(index);
         };
-        let counters = self.places[request.store].counters.of(self.index);
+        let counters = place(&self.places, request.store).counters.of(self.index);
         if let Err(error) = result {
             let status = status::of_backend(error);
             if status.code.is_media_error() {

@@ -13,6 +13,7 @@ mod admin;
 mod connection;
 mod io;
 mod memory;
+mod orders;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +36,7 @@ use crate::counters::StoreCounters;
 use crate::error_log::Failure;
 use crate::limits::{ADMIN_BUFFERS, DRAIN_GRACE, MAX_TRANSFER_BYTES, PEER_PATIENCE, RESERVATION_IDLE, WATCH_INTERVAL};
 use crate::mailbox::Notice;
+use crate::offer::{Offer, Order};
 use crate::queue::{Phase, Purpose, Queue, QueueKey};
 use crate::request::Refusal;
 use crate::subsystem::Target;
@@ -111,12 +113,24 @@ struct Place {
     counters: Arc<StoreCounters>,
 }
 
+/// The place of a store that a command names: it is let go only after the last of these.
+fn place(places: &[Option<Place>], store: usize) -> &Place {
+    places[store].as_ref().expect("a store that a command names is attached")
+}
+
 /// The engine of one reactor thread.
 pub struct Worker<R: Reactor> {
     index: usize,
     target: Arc<Target>,
+    /// What is offered: read for each command, exchanged by an order.
+    offer: Arc<Offer>,
+    orders: Option<Receiver<Order<R::File>>>,
     /// By store.
-    places: Vec<Place>,
+    places: Vec<Option<Place>>,
+    /// Buffers for stores that will be attached.
+    spare: Vec<Buffer>,
+    /// Stores to be let go, and whom to tell.
+    leaving: Vec<(usize, Sender<Result<(), String>>)>,
     queues: Slab<Queue>,
     by_qp: HashMap<QpId, usize, BuildHasherDefault<QpHasher>>,
     next_generation: u32,
@@ -165,8 +179,8 @@ where
             let attached =
                 Attached::new(reactor, store).map_err(|error| WorkerError::Store { store: store.description().to_owned(), error })?;
             // A store that no namespace names is counted for nobody.
-            let counters = target.counters(number).map_or_else(|| Arc::new(StoreCounters::new(index + 1)), Arc::clone);
-            Ok(Place { attached, counters })
+            let counters = target.counters(number).unwrap_or_else(|| Arc::new(StoreCounters::new(index + 1)));
+            Ok(Some(Place { attached, counters }))
         };
         let places = stores.iter().enumerate().map(attach).collect::<Result<_, _>>()?;
         let pool = reactor.pool();
@@ -176,8 +190,12 @@ where
         }
         Ok(Self {
             index,
+            offer: target.offer(),
             target,
+            orders: None,
             places,
+            spare: Vec::new(),
+            leaving: Vec::new(),
             queues: Slab::new(),
             by_qp: HashMap::default(),
             next_generation: 0,
@@ -236,6 +254,7 @@ impl<R: Reactor> Worker<R> {
                 while let Ok((portal, incoming)) = self.incoming.try_recv() {
                     self.adopt(&mut ctx, portal, incoming);
                 }
+                self.obey(&mut ctx);
             }
             // Streams are the fabric's.
             Event::Connected { .. } | Event::Readable { .. } | Event::Writable { .. } => {}
@@ -328,6 +347,7 @@ impl<R: Reactor> Worker<R> {
                 self.watching = false;
                 self.end_stuck(ctx);
             }
+            Some(Purpose::Detach) => self.let_go(ctx),
             _ => {}
         }
     }
@@ -372,7 +392,7 @@ impl<R: Reactor> Worker<R> {
     }
 
     fn close_association(&mut self, ctx: &mut Context<'_, R>, id: AssociationId, ending: Ending) {
-        let grace = matches!(ending, Ending::ConnectionClosed | Ending::ControllerDisabled);
+        let grace = ending.leaves_the_admin_queue();
         for index in self.indices() {
             let Some(queue) = self.queues.get(index) else { continue };
             match &queue.phase {
@@ -493,20 +513,20 @@ impl<R: Reactor> Worker<R> {
 
     fn flush_stores(&mut self, ctx: &mut Context<'_, R>) {
         let mut jobs = Vec::with_capacity(self.places.len());
-        for (store, Place { attached, .. }) in self.places.iter().enumerate() {
-            let token = Purpose::FinalFlush(u16::try_from(store).unwrap_or(u16::MAX)).token();
-            jobs.push(after_flush(attached.start(ctx.reactor, Operation::Flush, token)));
+        for (store, place) in self.places.iter().enumerate() {
+            let token = Purpose::FinalFlush(u32::try_from(store).unwrap_or(u32::MAX)).token();
+            jobs.push(place.as_ref().and_then(|place| after_flush(place.attached.start(ctx.reactor, Operation::Flush, token))));
         }
         let running = jobs.iter().flatten().count();
         self.stopping = Stopping::Flushes(running, jobs);
         self.go_on_stopping(ctx);
     }
 
-    fn on_final_flush(&mut self, ctx: &mut Context<'_, R>, store: u16, done: FileDone, token: Token) {
+    fn on_final_flush(&mut self, ctx: &mut Context<'_, R>, store: u32, done: FileDone, token: Token) {
         let Stopping::Flushes(running, jobs) = &mut self.stopping else { return };
-        let store = usize::from(store);
+        let Ok(store) = usize::try_from(store) else { return };
         let Some(job) = jobs.get_mut(store).and_then(Option::take) else { return };
-        match after_flush(self.places[store].attached.resume(ctx.reactor, job, done, token)) {
+        match after_flush(place(&self.places, store).attached.resume(ctx.reactor, job, done, token)) {
             Some(job) => jobs[store] = Some(job),
             None => *running -= 1,
         }

@@ -6,5 +6,6 @@ mod delayed;
 mod fence;
 mod host;
 mod limits;
+mod reload;
 mod server;
 mod volume;
