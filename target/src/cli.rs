@@ -153,7 +153,7 @@ broken first. This syncs once more, counts an unsafe shutdown of the namespace, 
 /// Where the daemon listens.
 #[derive(Debug, clap::Args)]
 struct At {
-    /// Its control socket [default: as the daemon's own]
+    /// Its control socket [default: where a daemon of this user listens, or the one that systemd runs]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
@@ -233,7 +233,7 @@ pub fn main() -> ExitCode {
 fn ask(command: &Command) -> Result<String, String> {
     let (Command::Status { at, .. } | Command::Reload { at, .. } | Command::Reopen { at, .. }) = command;
     let nowhere = "there is no runtime directory to look for a daemon in; name its control socket with --control";
-    let path = at.control.clone().or_else(daemon::control::usual_path).ok_or(nowhere)?;
+    let path = at.control.clone().or_else(daemon::control::usual_daemon).ok_or(nowhere)?;
     let answer = match command {
         Command::Status { .. } => daemon::control::ask_for_status(&path),
         Command::Reload { force, .. } => daemon::control::ask_for_reload(&path, *force),

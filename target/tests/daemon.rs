@@ -132,6 +132,41 @@ fn a_daemon_that_stops_marks_its_file_as_clean_and_one_that_is_killed_does_not()
     assert!(mark().contains("\"clean\""), "{}", mark());
 }
 
+/// Whether this process has CAP_SYS_RESOURCE, which a container may take even from root.
+fn may_be_an_io_flusher() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    (u64::from_str_radix(capabilities.trim(), 16).unwrap() >> 24) & 1 == 1
+}
+
+#[test]
+fn locked_memory_is_locked_in_each_thread_and_none_waits_for_writing_out_or_the_daemon_says_what_is_missing() {
+    // PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE of the kernel.
+    const FLUSHER: u64 = 0x0008_0000 | 0x0010_0000;
+    let arguments = ["--export", "memory:8MiB", "--listen", "iwarp://127.0.0.1:0", "--reactors", "2", "--lock-memory"];
+    if !may_be_an_io_flusher() {
+        let (code, _, stderr) = output(&arguments);
+        assert!(code == Some(1) && stderr.contains("give it CAP_SYS_RESOURCE") && stderr.lines().count() == 1, "{stderr}");
+        return;
+    }
+    let daemon = Daemon::start(&arguments);
+    let process = format!("/proc/{}", daemon.child.id());
+    let status = std::fs::read_to_string(format!("{process}/status")).unwrap();
+    let of = |key: &str| -> u64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    };
+    // What cannot be locked is not memory: the rings, and what the kernel gives to every process.
+    assert!(of("VmLck:") > of("VmRSS:") / 2, "{status}");
+    let threads: Vec<_> = std::fs::read_dir(format!("{process}/task")).unwrap().map(|task| task.unwrap().path()).collect();
+    assert!(threads.len() >= 4, "{threads:?}");
+    for thread in threads {
+        let stat = std::fs::read_to_string(thread.join("stat")).unwrap();
+        let flags: u64 = stat.rsplit(')').next().unwrap().split_whitespace().nth(6).unwrap().parse().unwrap();
+        assert_eq!(flags & FLUSHER, FLUSHER, "{stat}");
+    }
+}
+
 #[test]
 fn wrong_usage_exits_with_2() {
     assert_eq!(output(&[]).0, Some(2));

@@ -34,6 +34,15 @@ pub(crate) fn usual_path() -> Option<PathBuf> {
     Some(directory.join(NAME))
 }
 
+/// Where a daemon is looked for unless it is said otherwise: where one of this user is, or the one that systemd runs.
+#[must_use]
+pub(crate) fn usual_daemon() -> Option<PathBuf> {
+    let places = [usual_path(), Some("/run/godwit/target.sock".into()), Some("/run/godwit/target/target.sock".into())];
+    let mut places = places.into_iter().flatten();
+    let first = places.next()?;
+    Some(if first.exists() { first } else { places.find(|place| place.exists()).unwrap_or(first) })
+}
+
 /// Opens the control socket. One that was not asked for is not missed: a second daemon on the machine has none unless it is told where.
 pub(super) fn open(site: &Arc<Site>, asked_for: Option<PathBuf>) -> Result<Option<Handle>, ControlError> {
     let asked = asked_for.is_some();

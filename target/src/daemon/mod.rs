@@ -1,6 +1,7 @@
 //! The daemon: a control thread that opens, binds and waits, and the reactor threads that work.
 
 pub(crate) mod control;
+mod memory;
 mod rdma;
 mod reactor_thread;
 mod reload;
@@ -31,6 +32,7 @@ use reactor_thread::Thread;
 use setup::{Bound, Opened};
 use site::Site;
 
+pub use memory::MemoryError;
 pub use setup::{SetupError, check};
 
 /// How long the reactor threads may take to stop.
@@ -53,6 +55,9 @@ pub enum DaemonError {
         /// Why.
         reason: String,
     },
+    /// Memory cannot be locked.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// The control socket or the metrics that were asked for.
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -107,6 +112,9 @@ pub fn run(
     configuration: &Configuration,
     load: impl Fn() -> Result<Configuration, String> + Send + Sync + 'static,
 ) -> Result<(), DaemonError> {
+    if configuration.service.lock_memory {
+        memory::lock()?;
+    }
     let (tell, hear) = mpsc::channel();
     watch_signals(tell.clone())?;
     open(configuration, tell.clone())?;

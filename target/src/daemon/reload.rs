@@ -29,6 +29,9 @@ use crate::subsystem::{AllowedHosts, Namespace, Subsystem};
 /// Why nothing was changed: a line each.
 pub(super) type Refusals = Vec<String>;
 
+/// A store and its number.
+type Numbered = (usize, Arc<Store<BackingFile>>);
+
 /// A namespace to be opened.
 struct Addition<'a> {
     /// Index of its subsystem in the new offer.
@@ -311,8 +314,8 @@ fn wanted_size(asked: &godwit_config::Namespace, store: &Store<BackingFile>, for
 }
 
 /// Opens what is added, into the plan. On failure, all that was opened is closed.
-fn open(site: &Site, plan: &mut Plan<'_>, wanted: &Configuration) -> Result<Vec<(usize, Arc<Store<BackingFile>>)>, Refusals> {
-    let mut opened: Vec<(usize, Arc<Store<BackingFile>>)> = Vec::new();
+fn open(site: &Site, plan: &mut Plan<'_>, wanted: &Configuration) -> Result<Vec<Numbered>, Refusals> {
+    let mut opened: Vec<Numbered> = Vec::new();
     let mut refusals = Vec::new();
     for Addition { subsystem, namespace } in &plan.additions {
         match setup::open_store(namespace, wanted) {

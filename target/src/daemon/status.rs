@@ -211,6 +211,9 @@ fn size(bytes: u64) -> String {
     format!("{shown:.digits$} {}", units[power])
 }
 
+/// A number of something that controllers have.
+type Count = fn(&[Value]) -> u64;
+
 /// The state of the daemon for Prometheus.
 pub(super) fn metrics(site: &Site) -> String {
     let status = status(site);
@@ -245,7 +248,7 @@ pub(super) fn metrics(site: &Site) -> String {
             family.sample(labels, namespace[key] == true);
         });
     }
-    let of_subsystem: [(_, _, fn(&[Value]) -> u64); 3] = [
+    let of_subsystem: [(_, _, Count); 3] = [
         ("godwit_target_controllers", "Controllers that hosts are connected to.", |all| all.len() as u64),
         ("godwit_target_queues", "Connected queues, admin queues among them.", |all| {
             all.iter().map(|one| list(one, "queues").len() as u64).sum()
