@@ -1,14 +1,16 @@
 //! That the lab can fail: a verdict is the guest's, and whatever happens to a guest is told and leaves nothing behind.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use godwit_tests::daemon::{Process, wait_for};
-use godwit_tests::lab::{Ended, Failure, Guest, is_inside, try_in_guest};
+use godwit_tests::lab::{Ended, Failure, Guest, in_guest, is_inside, try_in_guest};
 use nix::sys::signal::Signal;
+use tempfile::TempDir;
 
 /// A guest boots in a few seconds, and on a busy machine in many.
 const BOOT: Duration = Duration::from_secs(120);
@@ -70,11 +72,37 @@ fn a_complaint_of_the_kernel_fails_the_case() {
     assert!(matches!(&failure, Failure::KernelComplained(lines) if lines.contains("Call Trace")), "{failure}");
 }
 
+/// Once: who crashes a guest must not get another one.
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn a_guest_that_crashes_is_told_with_its_console() {
-    let failure = try_in_guest(&Guest::default(), || fs::write("/proc/sysrq-trigger", "c").unwrap()).unwrap_err();
-    assert!(matches!(&failure, Failure::Died { console } if console.contains("sysrq triggered crash")), "{failure}");
+    if is_inside() || is_child() {
+        let failure = try_in_guest(&Guest::default(), || fs::write("/proc/sysrq-trigger", "c").unwrap()).unwrap_err();
+        assert!(matches!(&failure, Failure::Died { console } if console.contains("sysrq triggered crash")), "{failure}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let machines = Machines::new(0);
+    let mut child = Process::start(child(folder.path()).env("PATH", machines.path()));
+    assert!(child.wait(BOOT * 2).success(), "{}", child.output());
+    assert_eq!(machines.started(), 1, "{}", child.output());
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_guest_that_does_not_come_up_is_booted_once_more_and_no_more() {
+    if is_inside() || is_child() {
+        in_guest(&Guest::default(), || println!("the guest runs"));
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (failing, status) in [(1, 0), (2, 101)] {
+        let machines = Machines::new(failing);
+        let mut child = Process::start(child(folder.path()).env("PATH", machines.path()));
+        assert_eq!(child.wait(BOOT * 2).code(), Some(status), "{}", child.output());
+        assert_eq!((machines.started(), child.output().contains("the guest runs")), (2, status == 0), "{}", child.output());
+        assert!(child.output().contains("the guest did not come up; once more. Its console ends:\nno boot today"), "{}", child.output());
+    }
 }
 
 #[test]
@@ -88,7 +116,7 @@ fn a_guest_that_takes_too_long_is_ended_and_leaves_nothing_behind() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let mut child = start_child(folder.path());
+    let mut child = Process::start(&mut child(folder.path()));
     let status = child.wait(BOOT * 2);
     assert!(status.success(), "{}", child.output());
     assert!(child.output().contains("1 passed"), "{}", child.output());
@@ -107,7 +135,7 @@ fn a_test_that_is_killed_leaves_nothing_behind() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let mut child = start_child(folder.path());
+    let mut child = Process::start(&mut child(folder.path()));
     wait_for("the child's guest runs", BOOT, || child.output().contains("the guest runs"));
     // The folder, the keeper and QEMU.
     assert_eq!(leftovers(folder.path()).len(), 3);
@@ -121,10 +149,39 @@ fn is_child() -> bool {
 }
 
 /// The same test once more, as a process of its own, whose guests have their folders in `folder`.
-fn start_child(folder: &Path) -> Process {
+fn child(folder: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", thread::current().name().unwrap(), "--include-ignored", "--nocapture"]);
-    Process::start(command.env(CHILD, "1").env("TMPDIR", folder))
+    command.env(CHILD, "1").env("TMPDIR", folder);
+    command
+}
+
+/// A QEMU that is found before QEMU's own: of the machines that it is asked for, the first so many do not boot.
+struct Machines {
+    folder: TempDir,
+}
+
+impl Machines {
+    fn new(failing: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let qemu = folder.path().join("qemu-system-x86_64");
+        let script = format!(
+            "#!/bin/bash\necho >>\"${{0%/*}}/started\"\n[ \"$(wc -l <\"${{0%/*}}/started\")\" -gt {failing} ] || {{ echo no boot today; exit 1; }}\n\
+             PATH=${{PATH#*:}} exec qemu-system-x86_64 \"$@\"\n"
+        );
+        fs::write(&qemu, script).unwrap();
+        fs::set_permissions(&qemu, Permissions::from_mode(0o755)).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self) -> String {
+        format!("{}:{}", self.folder.path().display(), std::env::var("PATH").unwrap())
+    }
+
+    /// How many it was asked for.
+    fn started(&self) -> usize {
+        fs::read_to_string(self.folder.path().join("started")).unwrap().lines().count()
+    }
 }
 
 /// What is in a folder, and the processes that name it on their command lines.
