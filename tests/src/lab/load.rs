@@ -15,7 +15,10 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// What fio exits with when it was told to stop.
 const INTERRUPTED: i32 = 128;
 
-/// A running fio, which reads back what it has written some 64 blocks ago, and checks it.
+/// How many blocks fio writes before it reads them back.
+const BACKLOG: u64 = 32;
+
+/// A running fio, which reads back what it has written a while ago, and checks it.
 #[derive(Debug)]
 pub struct Load {
     fio: Process,
@@ -31,7 +34,7 @@ impl Load {
         let mut command = Command::new("fio");
         command.args(["--name=job", "--output-format=json", "--ioengine=libaio", "--direct=1", "--rw=randwrite", "--bs=4k"]);
         command.args(["--iodepth=8", "--size=16m", "--time_based", "--runtime=1h"]);
-        command.args(["--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1"]);
+        command.args(["--verify=crc32c", "--verify_fatal=1"]).arg(format!("--verify_backlog={BACKLOG}"));
         command.arg(format!("--filename={}", path.display())).args(arguments);
         let mut fio = Process::start(&mut command);
         assert!(fio.is_running(), "{}", fio.output());
@@ -52,7 +55,7 @@ impl Load {
         let before = written();
         wait_for("the load goes on", PATIENCE, || {
             assert!(self.fio.is_running(), "fio ended:\n{}", self.fio.output());
-            written() > before + 32
+            written() > before + BACKLOG
         });
     }
 
@@ -71,7 +74,7 @@ impl Load {
         let job = &report["jobs"][0];
         assert_eq!(job["error"], 0, "{said}");
         for direction in ["read", "write"] {
-            assert!(job[direction]["total_ios"].as_u64() >= Some(64), "it did next to nothing:\n{said}");
+            assert!(job[direction]["total_ios"].as_u64() >= Some(BACKLOG), "it did next to nothing:\n{said}");
         }
     }
 
