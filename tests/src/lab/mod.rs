@@ -83,8 +83,9 @@ pub struct Guest {
 
 impl Default for Guest {
     fn default() -> Self {
-        // Emulation is slow, and another guest and a busy machine slow it down further: many times what a case takes.
-        Self { kernel: Kernel::Linux6_12, device: None, limit: Duration::from_secs(300), kernel_arguments: String::new() }
+        // Emulation is slow, and another guest and a busy machine slow it down further: many times what a case takes. Where something hangs, the case mostly
+        // has a shorter patience of its own.
+        Self { kernel: Kernel::Linux6_12, device: None, limit: Duration::from_secs(900), kernel_arguments: String::new() }
     }
 }
 
@@ -100,7 +101,7 @@ impl Guest {
         Self { kernel, ..self }
     }
 
-    /// Another time limit than five minutes, from the start of QEMU to its end.
+    /// Another time limit than a quarter of an hour, from the start of QEMU to its end.
     #[must_use]
     pub fn limit(self, limit: Duration) -> Self {
         Self { limit, ..self }

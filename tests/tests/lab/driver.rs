@@ -12,8 +12,11 @@ use godwit_tests::lab::{Ended, Failure, Guest, in_guest, is_inside, try_in_guest
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-/// A guest boots in a few seconds, and on a busy machine in many.
-const BOOT: Duration = Duration::from_secs(120);
+/// A guest boots in a few seconds, and on a busy machine in minutes.
+const BOOT: Duration = Duration::from_secs(300);
+
+/// When a test with guests of its own has ended by itself, whatever they do: two of their time limits and more.
+const END: Duration = Duration::from_secs(2000);
 
 /// What a test has in its environment when it runs as the child of itself.
 const CHILD: &str = "GODWIT_LAB_CHILD";
@@ -84,7 +87,7 @@ fn a_guest_that_crashes_is_told_with_its_console() {
     let folder = tempfile::tempdir().unwrap();
     let machines = Machines::new(0);
     let mut child = Process::start(child(folder.path()).env("PATH", machines.path()));
-    assert!(child.wait(BOOT * 2).success(), "{}", child.output());
+    assert!(child.wait(END).success(), "{}", child.output());
     assert_eq!(machines.started(), 1, "{}", child.output());
 }
 
@@ -99,7 +102,7 @@ fn a_guest_that_does_not_come_up_is_booted_once_more_and_no_more() {
     for (failing, status) in [(1, 0), (2, 101)] {
         let machines = Machines::new(failing);
         let mut child = Process::start(child(folder.path()).env("PATH", machines.path()));
-        assert_eq!(child.wait(BOOT * 2).code(), Some(status), "{}", child.output());
+        assert_eq!(child.wait(END).code(), Some(status), "{}", child.output());
         assert_eq!((machines.started(), child.output().contains("the guest runs")), (2, status == 0), "{}", child.output());
         assert!(child.output().contains("the guest did not come up; once more. Its console ends:\nno boot today"), "{}", child.output());
     }
@@ -117,7 +120,7 @@ fn a_guest_that_takes_too_long_is_ended_and_leaves_nothing_behind() {
     }
     let folder = tempfile::tempdir().unwrap();
     let mut child = Process::start(&mut child(folder.path()));
-    let status = child.wait(BOOT * 2);
+    let status = child.wait(END);
     assert!(status.success(), "{}", child.output());
     assert!(child.output().contains("1 passed"), "{}", child.output());
     assert_eq!(leftovers(folder.path()), [] as [String; 0]);
