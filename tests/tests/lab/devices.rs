@@ -18,6 +18,8 @@ use godwit_rdma::{Completion, Fabric, FpduSize, QpConfig, Transport};
 use godwit_reactor::{Event, PollBudget, Reactor, Token, Uring, UringConfig};
 use godwit_tests::daemon::{Initiator, NQN, Process, Target, binary, wait_for};
 use godwit_tests::hostile::Victim;
+use godwit_tests::lab::disk::Disk;
+use godwit_tests::lab::nvme::Host;
 use godwit_tests::lab::rdma::{self, Device, resources};
 use godwit_tests::lab::{Guest, in_guest, modprobe};
 use godwit_tests::tools::{nbdsh, run};
@@ -170,17 +172,40 @@ fn permit(mode: u32) {
     }
 }
 
+/// The command, where a library cannot be loaded.
+fn without(library: &str, command: &Command) -> Command {
+    let cache = run(Command::new("/sbin/ldconfig").arg("-p"));
+    let line = cache.lines().find(|line| line.contains(library) && line.contains("x86-64")).expect("the library is installed");
+    let (_, path) = line.split_once("=> ").unwrap();
+    let mut other = Command::new("unshare");
+    other.args(["--mount", "sh", "-c", "mount --bind /dev/null \"$0\" && exec \"$@\"", path]).arg(command.get_program());
+    other.args(command.get_args());
+    other
+}
+
 fn obstacles(device: Device) {
     let here = format!("rdma://{}", at(4420));
+    let uses = || [listening(&here), discovering(&here), connecting(&here, &[])];
+
+    step("no connection manager");
+    for command in &mut uses() {
+        refuses(command, &["/dev/infiniband/rdma_cm is missing", "`modprobe rdma_ucm`"]);
+    }
     modprobe(&["rdma_ucm", "ib_uverbs"]);
 
+    step("no library");
+    let words = ["is not installed", "apt-get install libibverbs1 librdmacm1 ibverbs-providers"];
+    for command in &uses() {
+        refuses(&mut without("libibverbs.so.1", command), &words);
+    }
+    // No device that comes later brings it along.
+    refuses(&mut without("librdmacm.so.1", &listening("rdma://0.0.0.0:4421")), &words);
+
     step("no device");
-    for command in [&mut listening(&here), &mut discovering(&here), &mut connecting(&here, &[])] {
+    // Without a port there is nothing to tell that a host could connect to.
+    for command in uses().iter_mut().chain(&mut [listening("rdma://0.0.0.0:0")]) {
         refuses(command, &["this machine has no RDMA device", "rdma link"]);
     }
-
-    step("a wildcard listener before any device");
-    refuses(&mut listening("rdma://0.0.0.0:4421"), &["this machine has no RDMA device", "rdma link"]);
 
     device.bring_up();
     step("no such address");
@@ -228,6 +253,61 @@ fn obstacles(device: Device) {
 #[ignore = "needs root and QEMU: make lab"]
 fn what_stands_in_the_way_of_a_device_is_told_on_siw() {
     in_guest(&Guest::default(), || obstacles(Device::Siw));
+}
+
+/// Targets that were there before any device was.
+fn early(device: Device) {
+    let world = World::new();
+    let soft = SocketAddr::from((Ipv4Addr::LOCALHOST, 4430));
+    let waits = |listen: &str, port: u16| {
+        let mut command = Command::new(binary("godwit-target"));
+        let export = format!("{},size=64MiB", world.path(&format!("{port}.img")).display());
+        command.args(["--export", &export, "--nqn", NQN, "--allow-any-host-remote", "--listen", listen]);
+        command
+    };
+    let waited = |target: &Target| target.process.output().matches("waits for an RDMA device").count();
+
+    step("without RDMA in the kernel");
+    let mut targets = vec![Target::start_command(waits("rdma://[::]:4420", 4420).args(["--listen", &format!("iwarp://{soft}")]), at(4420))];
+    run(&mut discovering(&format!("iwarp://{soft}")));
+    modprobe(&["rdma_ucm", "ib_uverbs"]);
+    step("without a device");
+    targets.push(Target::start_command(&mut waits("rdma://0.0.0.0:4421", 4421), at(4421)));
+    thread::sleep(Duration::from_secs(3));
+    for target in &targets {
+        assert_eq!(waited(target), 1, "{}", target.process.output());
+    }
+    assert!(targets[0].process.output().contains("`modprobe rdma_ucm`"), "{}", targets[0].process.output());
+
+    step("a device comes");
+    device.bring_up();
+    for (target, address) in targets.iter().zip([SocketAddr::new(rdma::V6, 4420), at(4421)]) {
+        let serves = || discovering(&format!("rdma://{address}")).output().unwrap().status.success();
+        wait_for("the listener serves", PATIENCE, serves);
+        let said = target.process.output();
+        assert!(waited(target) == 1 && said.contains("on RDMA devices now") && !said.contains("cannot"), "{said}");
+        step("Linux's host");
+        let controller = Host::numbered(1).connect(address, NQN, &[]);
+        Disk::at(controller.disk(1)).verify_range(0, 4);
+        controller.disconnect();
+    }
+    step("it goes and comes back");
+    println!("unplugged in {:.1?}", device.unplug());
+    device.plug();
+    wait_for("the listener serves", PATIENCE, || discovering(&format!("rdma://{}", at(4421))).output().unwrap().status.success());
+    targets.iter_mut().for_each(|target| end(&mut target.process));
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_device_that_comes_after_the_target_is_served_on_siw() {
+    in_guest(&Guest::default(), || early(Device::Siw));
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_device_that_comes_after_the_target_is_served_on_rxe() {
+    in_guest(&Guest::default(), || early(Device::Rxe));
 }
 
 /// What is open when that has not changed for a while: no connection is being made or unmade.
@@ -481,6 +561,54 @@ fn a_crowd_leaves_nothing_behind_on_rxe() {
         crowd(at(4420), 200);
     }
     in_guest(&Guest::with(Device::Rxe), crowds);
+}
+
+/// The completion queue of a reactor on iWARP is as large as it ever will be, and each queue sets entries aside: what is too much is refused, on both ends for
+/// a reason that can be read, and costs no one else anything.
+fn full() {
+    let world = World::new();
+    let here = format!("rdma://{}", at(4420));
+    let configuration = world.path("target.yaml");
+    let text = format!(
+        "reactors: 1\nlisteners:\n  - {{ transport: rdma, address: \"{}\" }}\ninsecure_allow_any_host: true\nsubsystems:\n  - nqn: {NQN}\n    \
+         allow_any_host: true\n    namespaces:\n      - {{ nsid: 1, backend: {{ memory: {{ size: 64MiB }} }} }}\n",
+        at(4420)
+    );
+    fs::write(&configuration, text).unwrap();
+    let mut target = Target::start_command(Command::new(binary("godwit-target")).arg("--config").arg(&configuration), at(4420));
+
+    let queue_pairs = || resources().get("qp").copied();
+    let before = queue_pairs();
+
+    // 7169 entries for each queue of 1024 commands: there is room for 18.
+    step("17 deep queues");
+    let deep = ["--nr-io-queues", "17", "--reactors", "17", "--queue-size", "1024"];
+    let mut first = Initiator::start_with(&url(at(4420)), &world.path("first.sock"), &deep);
+    let load = Load::start(&first.socket, false);
+    load.await_progress(10);
+    step("two more");
+    let two = ["--nr-io-queues", "2", "--reactors", "2", "--queue-size", "1024"];
+    refuses(&mut connecting(&here, &two), &["the target has no resources left for another queue"]);
+    let said = target.process.output();
+    assert!(said.contains("siw0 allows 131072 entries of a completion queue, "), "{said}");
+    assert!(said.contains("use fewer or shorter queues, or more reactors"), "{said}");
+    step("a shorter one");
+    let short = ["--nr-io-queues", "1", "--queue-size", "128"];
+    end(&mut Initiator::start_with(&url(at(4420)), &world.path("second.sock"), &short).process);
+    load.await_progress(10);
+    println!("{}", load.finish().unwrap());
+    end(&mut first.process);
+
+    step("two deep ones when the others are gone");
+    wait_for("there is room again", PATIENCE, || queue_pairs() == before);
+    end(&mut Initiator::start_with(&url(at(4420)), &world.path("third.sock"), &two).process);
+    end(&mut target.process);
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn what_a_completion_queue_has_no_room_for_is_refused_on_siw() {
+    in_guest(&Guest::with(Device::Siw), full);
 }
 
 #[test]

@@ -88,6 +88,19 @@ impl From<VerbsError> for io::Error {
 }
 
 impl VerbsError {
+    /// Whether a device that comes later takes the obstacle away. Its driver brings the connection manager with it.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(self, Self::NoDevice | Self::NoConnectionManager)
+    }
+
+    /// Whether there is no device, or none with the address.
+    pub(super) fn is_absence(&self) -> bool {
+        match self {
+            Self::Call { error, .. } => error.kind() == io::ErrorKind::AddrNotAvailable,
+            error => error.may_pass() || matches!(error, Self::NoDeviceFor { .. }),
+        }
+    }
+
     /// What a failed call of the connection manager for an address means.
     pub(super) fn at(self, address: SocketAddr) -> Self {
         let Self::Call { error, .. } = &self else { return self };
@@ -107,15 +120,13 @@ pub(super) fn obstacle() -> Option<VerbsError> {
     if !Path::new(CONNECTION_MANAGER).exists() {
         return Some(VerbsError::NoConnectionManager);
     }
-    if device::count() == 0 {
-        return Some(VerbsError::NoDevice);
-    }
     let nodes = fs::read_dir(NODES).into_iter().flatten().flatten().map(|entry| entry.path());
     let wanted = nodes
         .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name == "rdma_cm" || name.starts_with("uverbs")));
     let usable = nix::unistd::AccessFlags::R_OK | nix::unistd::AccessFlags::W_OK;
-    wanted
-        .into_iter()
-        .find(|path| nix::unistd::access(path, usable).is_err())
+    let refused = wanted.into_iter().find(|path| nix::unistd::access(path, usable).is_err());
+    // Last, for whoever waits for a device is to know of all else before.
+    refused
         .map(|path| VerbsError::Permission { node: path.display().to_string() })
+        .or_else(|| (device::count() == 0).then_some(VerbsError::NoDevice))
 }

@@ -24,7 +24,12 @@ pub(super) struct Channel(NonNull<sys::rdma_event_channel>);
 unsafe impl Send for Channel {}
 
 impl Channel {
+    /// Opens a channel. librdmacm needs a device for its first one, and looks for devices anew as long as it has seen none.
     pub(super) fn new() -> Result<Self, VerbsError> {
+        // One that it has seen and that is unplugged counts: it goes by its list.
+        if let Some(obstacle) = error::obstacle().filter(|obstacle| !matches!(obstacle, VerbsError::NoDevice)) {
+            return Err(obstacle);
+        }
         // SAFETY: no arguments.
         let channel = NonNull::new(unsafe { sys::rdma_create_event_channel() });
         let channel = Self(channel.ok_or_else(|| error::obstacle().unwrap_or_else(|| device::last("rdma_create_event_channel")))?);

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use nix::sys::eventfd::EventFd;
 
-use super::error::{self, VerbsError};
+use super::error::VerbsError;
 use crate::{Disconnect, QpId};
 use bell::{bell, quiet, readable, ring, wait_for};
 use event::Channel;
@@ -175,7 +175,7 @@ impl fmt::Debug for Incoming {
 /// Who gets the connections of a listener.
 pub(super) type Deliver = Box<dyn Fn(Incoming) + Send>;
 
-/// A listener on RDMA devices. Listens until it is dropped; at an unspecified address also on devices that come later.
+/// A listener on RDMA devices. Listens until it is dropped; at an unspecified address also on devices that come later, be it the first one.
 #[derive(Debug)]
 pub struct Listener {
     key: Key,
@@ -188,9 +188,9 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// Why there is nothing to listen on.
+    /// Why there is nothing to listen on. At an unspecified address the want of a device is none: the log tells of it, and of the end of it.
     pub fn bind(address: SocketAddr, deliver: impl Fn(Incoming) + Send + 'static) -> Result<Self, VerbsError> {
-        let manager = Manager::get()?;
+        let manager = if may_wait(address) { Manager::get_early() } else { Manager::get() }?;
         let (answer, answered) = mpsc::sync_channel(1);
         manager.order(Order::Listen { address, deliver: Box::new(deliver), answer });
         let ended = || VerbsError::Call { call: "the connection manager", error: io::ErrorKind::BrokenPipe.into() };
@@ -210,6 +210,11 @@ impl Drop for Listener {
     }
 }
 
+/// Whether a listener at the address may begin before there is a device. The port has to be known by then.
+fn may_wait(address: SocketAddr) -> bool {
+    address.ip().is_unspecified() && address.port() != 0
+}
+
 /// A handle to the thread, which ends with the last one.
 #[derive(Debug)]
 pub(super) struct Manager {
@@ -223,17 +228,24 @@ static MANAGER: Mutex<Weak<Manager>> = Mutex::new(Weak::new());
 impl Manager {
     /// The process's connection manager, started if need be.
     pub(super) fn get() -> Result<Arc<Self>, VerbsError> {
+        Self::get_or_start(|| Channel::new().map(Some))
+    }
+
+    /// The same where there may be no device yet.
+    fn get_early() -> Result<Arc<Self>, VerbsError> {
+        Self::get_or_start(|| match Channel::new() {
+            Err(error) if error.may_pass() => Ok(None),
+            channel => channel.map(Some),
+        })
+    }
+
+    fn get_or_start(channel: impl FnOnce() -> Result<Option<Channel>, VerbsError>) -> Result<Arc<Self>, VerbsError> {
         let mut current = MANAGER.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(manager) = current.upgrade() {
             return Ok(manager);
         }
-        if let Some(obstacle) = error::obstacle()
-            && !matches!(obstacle, VerbsError::NoDevice)
-        {
-            return Err(obstacle);
-        }
         let failed = |error| VerbsError::Call { call: "the connection manager's thread", error };
-        let channel = Channel::new()?;
+        let channel = channel()?;
         let bell = Arc::new(bell().map_err(failed)?);
         let (orders, received) = mpsc::channel();
         let manager = Arc::new(Self { orders: orders.clone(), bell: Arc::clone(&bell), next: std::sync::atomic::AtomicU64::new(1) });

@@ -18,7 +18,7 @@ use socket2::SockAddr;
 use super::bell::{quiet, readable, ring, wait_for};
 use super::event::{Channel, Heard, rejection, unreached};
 use super::id::{destroy, shut};
-use super::{CmId, Deliver, Inbox, Incoming, Key, Manager, News, Order, Parameters};
+use super::{CmId, Deliver, Inbox, Incoming, Key, Manager, News, Order, Parameters, may_wait};
 use crate::verbs::device::{self, Device, check, make_nonblocking};
 use crate::verbs::error::VerbsError;
 use crate::{Disconnect, QpId};
@@ -32,7 +32,7 @@ const BACKLOG: i32 = 128;
 /// How often the thread looks whether a device in use is being unplugged.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How often a listener whose device went away is bound anew.
+/// How often a listener that has no device is bound anew.
 const REBIND: Duration = Duration::from_secs(1);
 
 pub(super) struct Connection {
@@ -53,8 +53,21 @@ pub(super) struct Listening {
     id: Option<CmId>,
     address: SocketAddr,
     deliver: Deliver,
-    /// When to bind anew, if its device went away.
+    /// When to bind anew, if there is no device yet or its device went away.
     rebind: Option<Instant>,
+    /// What was told of it last.
+    told: Option<String>,
+}
+
+impl Listening {
+    /// Tells, once, what keeps the listener from a device that is there.
+    fn tell(&mut self, error: &VerbsError) {
+        let said = error.to_string();
+        if !error.is_absence() && self.told.as_ref() != Some(&said) {
+            tracing::warn!("cannot listen at {} yet: {said}", self.address);
+            self.told = Some(said);
+        }
+    }
 }
 
 /// A device whose events are listened to.
@@ -69,7 +82,8 @@ pub(super) struct Watched {
 }
 
 pub(super) struct Thread {
-    pub(super) channel: Channel,
+    /// Nothing before there is a device.
+    pub(super) channel: Option<Channel>,
     pub(super) orders: Receiver<Order>,
     pub(super) bell: Arc<EventFd>,
     pub(super) back: Sender<Order>,
@@ -83,7 +97,9 @@ pub(super) struct Thread {
 impl Thread {
     pub(super) fn run(mut self) {
         loop {
-            let mut watched = vec![readable(self.channel.descriptor()), readable(self.bell.as_fd().as_raw_fd())];
+            // A negative descriptor is not watched.
+            let channel = self.channel.as_ref().map_or(-1, Channel::descriptor);
+            let mut watched = vec![readable(channel), readable(self.bell.as_fd().as_raw_fd())];
             let devices: Vec<_> = self.devices.iter().map(|watched| watched.device).collect();
             // SAFETY: a context in use stays open: see `device`.
             watched.extend(devices.iter().map(|device| readable(unsafe { (*device.as_ptr()).async_fd })));
@@ -97,7 +113,7 @@ impl Thread {
                 }
                 self.obey(order);
             }
-            while let Some(heard) = self.channel.next() {
+            while let Some(heard) = self.channel.as_ref().and_then(Channel::next) {
                 self.hear(heard);
             }
             for (device, watch) in devices.into_iter().zip(&watched[2..]) {
@@ -220,18 +236,37 @@ impl Thread {
         }
     }
 
+    /// The channel, opened as soon as that is possible.
+    fn channel(&mut self) -> Result<&Channel, VerbsError> {
+        match &mut self.channel {
+            Some(channel) => Ok(channel),
+            none => Ok(none.insert(Channel::new()?)),
+        }
+    }
+
     fn listen(&mut self, address: SocketAddr, deliver: Deliver) -> Result<(Key, SocketAddr), VerbsError> {
         let manager = self.manager.upgrade().ok_or(VerbsError::Call { call: "listen", error: io::ErrorKind::BrokenPipe.into() })?;
         let key = manager.new_key();
-        let id = self.bind(key, address)?;
-        let bound = id.local().unwrap_or(address);
-        self.listen_to_device(id);
-        self.listeners.insert(key, Listening { id: Some(id), address: bound, deliver, rebind: None });
+        let mut listening = Listening { id: None, address, deliver, rebind: None, told: None };
+        match self.bind(key, address) {
+            Ok(id) => {
+                listening.address = id.local().unwrap_or(address);
+                listening.id = Some(id);
+                self.listen_to_device(id);
+            }
+            Err(error) if error.may_pass() && may_wait(address) => {
+                tracing::warn!("the listener at {address} waits for an RDMA device: {error}");
+                listening.rebind = Some(Instant::now() + REBIND);
+            }
+            Err(error) => return Err(error),
+        }
+        let bound = listening.address;
+        self.listeners.insert(key, listening);
         Ok((key, bound))
     }
 
-    fn bind(&self, key: Key, address: SocketAddr) -> Result<CmId, VerbsError> {
-        let id = self.channel.new_id(key)?;
+    fn bind(&mut self, key: Key, address: SocketAddr) -> Result<CmId, VerbsError> {
+        let id = self.channel()?.new_id(key)?;
         let mut reuse: i32 = 1;
         // SAFETY: the option is an int. Without it an address is only free again after a while.
         unsafe { sys::rdma_set_option(id.as_ptr(), 0, RDMA_OPTION_ID_REUSEADDR, (&raw mut reuse).cast(), size_of::<i32>()) };
@@ -255,17 +290,20 @@ impl Thread {
             if let Some(listening) = self.listeners.get_mut(&key) {
                 match bound {
                     Ok(id) => {
-                        tracing::info!("listening at {address} again");
-                        (listening.id, listening.rebind) = (Some(id), None);
+                        tracing::info!("listening at {address} on RDMA devices now");
+                        (listening.id, listening.rebind, listening.told) = (Some(id), None, None);
                     }
-                    Err(_) => listening.rebind = Some(now + REBIND),
+                    Err(error) => {
+                        listening.rebind = Some(now + REBIND);
+                        listening.tell(&error);
+                    }
                 }
             }
         }
     }
 
-    fn resolve(&self, key: Key, address: SocketAddr) -> Result<CmId, VerbsError> {
-        let id = self.channel.new_id(key)?;
+    fn resolve(&mut self, key: Key, address: SocketAddr) -> Result<CmId, VerbsError> {
+        let id = self.channel()?.new_id(key)?;
         let raw = SockAddr::from(address);
         // SAFETY: the identifier and the address are alive.
         let result = unsafe { sys::rdma_resolve_addr(id.as_ptr(), ptr::null_mut(), raw.as_ptr().cast_mut().cast(), RESOLVE) };
@@ -469,7 +507,7 @@ impl Thread {
         let mut address = id.local()?;
         address.set_port(0);
         let key = self.manager.upgrade()?.new_key();
-        let pin = self.channel.new_id(key).ok()?;
+        let pin = self.channel.as_ref()?.new_id(key).ok()?;
         let raw = SockAddr::from(address);
         // SAFETY: the identifier and the address are alive.
         let bound = check("rdma_bind_addr", unsafe { sys::rdma_bind_addr(pin.as_ptr(), raw.as_ptr().cast_mut().cast()) });
