@@ -45,6 +45,12 @@ fn linux_host_on_rxe_uses_our_rdma_target() {
 
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
+fn linux_6_1_host_on_rxe_uses_our_rdma_target() {
+    in_guest(&rxe().kernel(Kernel::Linux6_1), || smoke_of_linux_host(Provider::Rdma));
+}
+
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
 fn linux_host_on_siw_uses_our_rdma_target() {
     in_guest(&siw(), || linux_host(Provider::Rdma));
 }
