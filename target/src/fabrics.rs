@@ -1,8 +1,9 @@
 //! What a connection request and a Connect command may ask for, and what they are refused with.
 
-use godwit_nvme::cm::{QueueRequest, RequestError};
+use godwit_nvme::cm::{QueueReject, QueueRequest, RejectStatus, RequestError};
 use godwit_nvme::sqe::Connect;
 use godwit_nvme::{Cntlid, ConnectData, ConnectRefusal, InvalidParameter, Qid, QueueSize};
+use godwit_rdma::verbs::VerbsError;
 
 use crate::association::{Host, JoinError, OpenError, SubsystemIndex};
 use crate::limits::Limits;
@@ -30,6 +31,15 @@ pub(crate) fn check_request(private_data: &[u8], peer_inbound_reads: u16, limits
     // A response needs a buffer of the host's, so that it can have no more commands outstanding than those.
     let sends = u16::try_from(request.host_send_size.entries()).unwrap_or(u16::MAX);
     Ok(Granted { qid: request.qid, depth: sends.min(request.host_receive_size) })
+}
+
+/// What a host is told whose queue the RDMA device cannot hold: never in this size, or not now.
+pub(crate) fn device_refusal(error: &VerbsError) -> QueueReject {
+    let status = match error {
+        VerbsError::TooDeep { .. } => RejectStatus::INVALID_HSQSIZE,
+        _ => RejectStatus::NO_RESOURCES,
+    };
+    QueueReject { status }
 }
 
 /// Checks what the Connect command itself says, for a queue that was connected as `qid`.
@@ -113,7 +123,6 @@ pub(crate) fn join_refusal(error: JoinError) -> ConnectRefusal {
 mod tests {
     use std::time::Duration;
 
-    use godwit_nvme::cm::RejectStatus;
     use godwit_nvme::{HostId, Nqn};
 
     use super::*;
@@ -130,6 +139,17 @@ mod tests {
 
     fn rejected(bytes: &[u8], reads: u16) -> RejectStatus {
         check_request(bytes, reads, &Limits::default()).unwrap_err().status()
+    }
+
+    #[test]
+    fn a_queue_that_the_device_cannot_hold_is_refused_for_its_size_or_for_want_of_room() {
+        let device = || "mlx5_0".to_owned();
+        let deep = VerbsError::TooDeep { device: device(), what: "work requests", most: 4096, wanted: 6144 };
+        assert_eq!(device_refusal(&deep).status, RejectStatus::INVALID_HSQSIZE);
+        assert_eq!(deep.to_string(), "mlx5_0 allows a queue 4096 work requests, 6144 are needed; lower the queue size");
+        let full = VerbsError::CompletionQueueFull { device: device(), most: 131_072, wanted: 136_211 };
+        assert_eq!(device_refusal(&full).status, RejectStatus::NO_RESOURCES);
+        assert_eq!(device_refusal(&VerbsError::NoDevice).status, RejectStatus::NO_RESOURCES);
     }
 
     #[test]

@@ -120,7 +120,7 @@ impl<R: Reactor> Worker<R> {
         let reply = QueueAccept { controller_receive_size: granted.depth };
         if let Err(error) = ctx.fabric.accept(ctx.reactor, queue.qp, &config, &reply.to_wire()) {
             tracing::warn!(peer = queue.peer, "connection refused: {error}");
-            ctx.fabric.reject(ctx.reactor, queue.qp, &RequestError::NoResources.reject().to_wire());
+            ctx.fabric.reject(ctx.reactor, queue.qp, &fabrics::device_refusal(&error).to_wire());
             return self.close(ctx, index);
         }
         ctx.fabric.receive_from(queue.qp, Some(own));

@@ -53,19 +53,27 @@ pub enum VerbsError {
         /// The limit in words.
         limit: String,
     },
-    /// The device has less than a queue pair needs.
-    #[error("{device} allows {most} {what}, {wanted} are needed{hint}")]
-    Limit {
+    /// A queue pair is deeper than the device can ever hold.
+    #[error("{device} allows a queue {most} {what}, {wanted} are needed; lower the queue size")]
+    TooDeep {
         /// The device.
         device: String,
-        /// What it has too little of.
+        /// What it allows too few of.
         what: &'static str,
-        /// How much it has.
+        /// How many it allows.
         most: usize,
-        /// How much is needed.
+        /// How many are needed.
         wanted: usize,
-        /// What to do.
-        hint: &'static str,
+    },
+    /// The queue pairs of the thread leave too little of its completion queue.
+    #[error("{device} allows {most} entries of a completion queue, {wanted} are needed; use fewer or shorter queues, or more reactors")]
+    CompletionQueueFull {
+        /// The device.
+        device: String,
+        /// Entries that the queue has.
+        most: usize,
+        /// Entries that are needed for all queue pairs.
+        wanted: usize,
     },
     /// A call failed.
     #[error("{call}: {error}")]

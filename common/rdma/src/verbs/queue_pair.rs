@@ -215,13 +215,8 @@ impl QueuePair {
 
     /// Makes the queue pair on the device that the connection identifier is bound to; the RDMA Reads that each side may have outstanding (IRD, ORD).
     pub(super) fn make(&mut self, id: CmId, shared: &Rc<Shared>, config: &QpConfig) -> Result<(u8, u8), VerbsError> {
-        let Limits { work_requests, inbound_reads, outbound_reads, .. } = shared.limits;
-        let device = shared.device();
-        let wanted = config.send_depth.max(config.receive_depth);
-        if wanted > work_requests {
-            let hint = "; lower the queue size";
-            return Err(VerbsError::Limit { device: device.name(), what: "work requests of a queue", most: work_requests, wanted, hint });
-        }
+        let Limits { inbound_reads, outbound_reads, .. } = shared.limits;
+        shared.limits.check_depth(config).map_err(|depth| depth.of(shared.device()))?;
         let completions = config.send_depth + config.receive_depth;
         shared.reserve(completions)?;
         let made = self.make_hardware(id, shared, config, completions);
