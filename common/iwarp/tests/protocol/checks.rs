@@ -284,6 +284,17 @@ fn invalidation_happens_after_the_whole_message() {
 }
 
 #[test]
+fn invalidation_of_stag_0_is_none() {
+    for (control, solicited) in [([0x41, 0x44], false), ([0x41, 0x46], true)] {
+        let bytes = Untagged { control, stag: 0, ..Untagged::send(1) }.with(b"done");
+        let mut arena = arena();
+        let event = Received::Message { length: 4, invalidated: None, solicited };
+        assert_eq!(feed(&mut connection(Role::Initiator, true), &bytes, &mut arena), Ok(vec![event]));
+        assert_eq!(arena.invalidated, []);
+    }
+}
+
+#[test]
 fn stag_that_cannot_be_invalidated() {
     let bytes = Untagged { control: [0x41, 0x44], stag: 0x999, ..Untagged::send(1) }.with(b"");
     let invalidate = |stag, error| FaultKind::Invalidate { stag: Stag(stag), error };

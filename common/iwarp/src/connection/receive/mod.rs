@@ -363,7 +363,8 @@ impl Connection {
                     return Ok(None);
                 };
                 rx.send_msn = rx.send_msn.next();
-                let invalidated = message.invalidates();
+                // STag 0 is nobody's. A program on siw's verbs cannot help naming it, as siw's library does not pass on the key; what it means is a plain Send.
+                let invalidated = message.invalidates().filter(|stag| stag.0 != 0);
                 if let Some(stag) = invalidated {
                     memory.invalidate(stag).map_err(|error| FaultKind::Invalidate { stag, error })?;
                 }
