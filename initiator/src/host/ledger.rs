@@ -11,7 +11,10 @@
 //! that. Each queue numbers its acknowledgements. A flush, when it is sent, takes down how far every queue has come; when it succeeds, all that is covered.
 //! The order is what makes it sound: a number is taken after the target has completed the change, and read before the flush is sent; so the target has
 //! seen the end of every change that the flush is taken to cover. A number that is read too late, for it is another thread's, leaves a change exposed
-//! that is not: that errs on the safe side. A flush that is sent again, on whatever association, takes the numbers down again. A forced change (FUA) is
+//! that is not: that errs on the safe side. The numbers of several queues are not read at one moment, so that a flush may be taken to cover a change and
+//! not an older one on another queue. To a copy that would matter, for it would be written over the newer change; so copies are let go only if they were also
+//! acknowledged, by the time of their turn, before the turn in which the flush was sent: what is older than one of these was acknowledged, and its number
+//! stored, before any number was read. A flush that is sent again, on whatever association, takes the numbers down again. A forced change (FUA) is
 //! not exposed, nor is one that the target failed. Discards leave what a block holds undefined, and may be undone. Without a volatile write cache at the
 //! target nothing is exposed at all.
 //!
@@ -38,7 +41,8 @@
 //! of their acknowledgements over all queues: of two changes of a block, the second was submitted after the first was acknowledged, if their user
 //! cares for their order at all. The time of the turn in which an acknowledgement was taken tells the order between queues: the turn in which the second
 //! was acknowledged began after its answer had come, thus after it was sent, thus after the end of the turn in which the first was acknowledged; and
-//! reactors share one clock. Forced changes are kept too, or an older copy would be written over them. A discard is not kept: to undo it is allowed. Copies stay
+//! reactors share one clock. Forced changes are kept too, or an older copy would be written over them, and so are discards, or what was read as gone would come
+//! back. Copies stay
 //! in the ring until they are covered, so that a second loss, even amid the writing, finds all of them. The copies that were written may reach the target
 //! late as any change may, so the fence waits for them as for any change.
 //!
@@ -50,6 +54,8 @@
 //! harmless: what Linux does. `fail` takes every return for a loss of what was exposed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use godwit_reactor::Time;
 
 use crate::block::Losses;
 
@@ -78,6 +84,8 @@ impl Uncounted {
 #[derive(Debug)]
 pub(crate) struct Ledger {
     queues: Box<[Page]>,
+    /// The last turn in which a flush was sent that has succeeded.
+    covered_until: AtomicU64,
     losses: Losses,
 }
 
@@ -104,7 +112,7 @@ impl Ledger {
             covered: AtomicU64::new(0),
             retained: AtomicBool::new(true),
         };
-        Self { queues: (0..queues).map(|_| page()).collect(), losses: Losses::default() }
+        Self { queues: (0..queues).map(|_| page()).collect(), covered_until: AtomicU64::new(0), losses: Losses::default() }
     }
 
     /// How many queues there are.
@@ -135,11 +143,19 @@ impl Ledger {
         }
     }
 
-    /// A flush has succeeded that was sent after these numbers were taken down.
-    pub(crate) fn cover(&self, numbers: &[u64]) {
+    /// A flush has succeeded that was sent after these numbers were taken down, in this turn.
+    pub(crate) fn cover(&self, numbers: &[u64], sent_at: Time) {
         for (&number, page) in numbers.iter().zip(&self.queues) {
             page.covered.fetch_max(number, Ordering::AcqRel);
         }
+        // After the numbers, as it is read before them.
+        self.covered_until.fetch_max(sent_at.as_nanos(), Ordering::AcqRel);
+    }
+
+    /// Which copies of a queue may be let go: those of numbers up to this one that were acknowledged up to this turn.
+    pub(crate) fn settled(&self, queue: usize) -> (u64, Time) {
+        let until = Time::from_nanos(self.covered_until.load(Ordering::Acquire));
+        (self.covered(queue), until)
     }
 
     /// Up to which number a queue's changes are covered.
@@ -158,10 +174,11 @@ impl Ledger {
     }
 
     /// What was exposed is lost: every client will be told, and then it is forgotten. For the control, while all queues are down.
-    pub(crate) fn lose(&self) {
+    pub(crate) fn lose(&self, now: Time) {
         for page in &self.queues {
             page.covered.store(page.acknowledged.load(Ordering::Acquire), Ordering::Release);
         }
+        self.covered_until.fetch_max(now.as_nanos(), Ordering::AcqRel);
         self.losses.add();
     }
 
@@ -183,7 +200,7 @@ mod tests {
     fn flush(ledger: &Ledger) {
         let mut numbers = vec![0; ledger.queues()];
         ledger.take_down(&mut numbers);
-        ledger.cover(&numbers);
+        ledger.cover(&numbers, Time::default());
     }
 
     #[test]
@@ -196,12 +213,35 @@ mod tests {
         let mut numbers = [0; 2];
         ledger.take_down(&mut numbers);
         ledger.acknowledge(1, false);
-        ledger.cover(&numbers);
+        ledger.cover(&numbers, Time::default());
         assert!(ledger.is_exposed(), "the last one came too late for it");
         flush(&ledger);
         assert!(!ledger.is_exposed());
-        ledger.cover(&numbers);
+        ledger.cover(&numbers, Time::default());
         assert_eq!(ledger.covered(1), 2, "an older flush that ends later takes nothing back");
+    }
+
+    #[test]
+    fn a_copy_is_let_go_only_with_all_that_are_older() {
+        let at = |nanos| Time::from_nanos(nanos);
+        let ledger = Ledger::new(2);
+        // The number of queue 0 is read, then both queues acknowledge, one after the other, and then that of queue 1 is read.
+        let mut numbers = [0; 2];
+        ledger.take_down(&mut numbers[..1]);
+        let older = (ledger.acknowledge(0, false), at(20));
+        let newer = (ledger.acknowledge(1, false), at(30));
+        let mut both = [0; 2];
+        ledger.take_down(&mut both);
+        numbers[1] = both[1];
+        ledger.cover(&numbers, at(10));
+        let is_settled = |queue, (number, acknowledged_at)| {
+            let (covered, until) = ledger.settled(queue);
+            number <= covered && acknowledged_at <= until
+        };
+        assert_eq!(ledger.covered(1), newer.0);
+        assert!(!is_settled(0, older) && !is_settled(1, newer), "the newer one stays, for the older one does");
+        ledger.cover(&both, at(40));
+        assert!(is_settled(0, older) && is_settled(1, newer));
     }
 
     #[test]
@@ -220,7 +260,7 @@ mod tests {
         let [mut first, mut second] = [(); 2].map(|()| ledger.losses().watch());
         assert!(!first.tell(ledger.losses()));
         ledger.acknowledge(0, false);
-        ledger.lose();
+        ledger.lose(Time::default());
         assert!(!ledger.is_exposed());
         let mut late = ledger.losses().watch();
         assert!(first.tell(ledger.losses()));
@@ -229,7 +269,7 @@ mod tests {
         assert!(second.tell(ledger.losses()));
         assert!(late.tell(ledger.losses()), "nobody had been told when it came");
         assert!(!ledger.losses().watch().tell(ledger.losses()), "when this one came, others had been");
-        ledger.lose();
+        ledger.lose(Time::default());
         assert!(first.tell(ledger.losses()) && second.tell(ledger.losses()));
     }
 

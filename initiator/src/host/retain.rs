@@ -76,10 +76,11 @@ impl Retained {
         self.records.push_back(Record { number, at, action, start });
     }
 
-    /// Lets the copies go that are covered up to a number.
-    pub(crate) fn release(&mut self, covered: u64) {
+    /// Lets the copies go that are covered, up to a number and a turn: see [`settled`](super::ledger::Ledger::settled).
+    pub(crate) fn release(&mut self, (covered, until): (u64, Time)) {
         while let Some(record) = self.records.front()
             && record.number <= covered
+            && record.at <= until
         {
             self.used -= data_bytes(record.action);
             self.records.pop_front();
@@ -88,7 +89,7 @@ impl Retained {
 
     /// Lets all copies go.
     pub(crate) fn clear(&mut self) {
-        self.release(u64::MAX);
+        self.release((u64::MAX, Time::from_nanos(u64::MAX)));
     }
 
     /// The copies, the oldest first.
@@ -105,7 +106,10 @@ impl Retained {
 }
 
 fn data_bytes(action: Action) -> usize {
-    if let Action::Write { len_bytes, .. } = action { len_bytes } else { 0 }
+    match action {
+        Action::Write { .. } | Action::Discard => action.data_bytes(),
+        Action::Read { .. } | Action::Flush | Action::WriteZeroes { .. } => 0,
+    }
 }
 
 /// How much of a copy lies before the end of the ring, and how much at its beginning.
@@ -114,7 +118,7 @@ fn split(ring_bytes: usize, start: usize, len_bytes: usize) -> (usize, usize) {
     (first, len_bytes - first)
 }
 
-/// Whether two changes have a block in common.
+/// Whether two changes have a block in common, for all that is known: the range of a discard is in its data.
 pub(crate) fn overlap(one: Action, other: Action) -> bool {
     let range = |action| match action {
         Action::Write { blocks, .. } | Action::WriteZeroes { blocks, .. } => Some(bounds(blocks)),
@@ -122,7 +126,7 @@ pub(crate) fn overlap(one: Action, other: Action) -> bool {
     };
     match (range(one), range(other)) {
         (Some((start, end)), Some((other_start, other_end))) => start < other_end && other_start < end,
-        _ => false,
+        _ => one == Action::Discard || other == Action::Discard,
     }
 }
 
@@ -160,7 +164,7 @@ mod tests {
             let action = write(number, len);
             while !retained.has_room(action) {
                 let (oldest, _) = kept.pop_front().unwrap();
-                retained.release(oldest);
+                retained.release((oldest, Time::default()));
             }
             let data: Vec<u8> = (0..len).map(|at| u8::try_from((number + at as u64) % 251).unwrap()).collect();
             retained.keep(number, Time::default(), action, &data);
@@ -187,7 +191,7 @@ mod tests {
         assert!(retained.has_room(zeroes));
         retained.keep(15, Time::default(), zeroes, &[]);
         assert!(!retained.has_room(zeroes), "there are as many records as pages");
-        retained.release(7);
+        retained.release((7, Time::default()));
         assert!(!retained.is_filling());
     }
 
@@ -203,6 +207,6 @@ mod tests {
         assert!(overlap(write(0, 1024), write(1, 512)));
         assert!(!overlap(write(0, 1024), write(2, 512)));
         let zeroes = Action::WriteZeroes { blocks: range(0, 10), may_deallocate: false, fua: false };
-        assert!(overlap(write(9, 512), zeroes) && !overlap(zeroes, Action::Flush));
+        assert!(overlap(write(9, 512), zeroes) && overlap(zeroes, Action::Discard) && overlap(Action::Discard, write(9, 512)));
     }
 }

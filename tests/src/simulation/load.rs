@@ -224,7 +224,7 @@ impl Load {
                     let told = sync && self.watches[index].as_mut().is_some_and(|watch| watch.tell(losses));
                     if sync {
                         self.told += u64::from(told);
-                        self.model.end_sync(index, told);
+                        self.model.end_sync(index, told, matches!(under, Under::Flush(_)));
                     }
                     match under {
                         Under::Flush(_) if told => {}

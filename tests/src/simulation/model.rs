@@ -36,6 +36,8 @@ struct State {
     /// When it was acknowledged, in the order of acknowledgements.
     acknowledged: u64,
     may_be: Vec<Stamp>,
+    /// Whether something is lost with it: a discard may be undone.
+    counts: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -149,14 +151,19 @@ impl Model {
         self.owed.fill(true);
     }
 
-    /// A flush or a forced write of a client has ended, well or with the news that writes before it were lost.
+    /// A flush or a forced write of a client has ended, well or with the news that writes before it were lost. One that was answered before the power cut, and
+    /// heard of after it, may be the flush that what is owed was covered by.
     ///
     /// # Panics
     ///
     /// When the client should have been told, and was not.
-    pub fn end_sync(&mut self, client: usize, told: bool) {
+    pub fn end_sync(&mut self, client: usize, told: bool, is_flush: bool) {
         assert!(!(told && self.restores), "client {client} was told of lost writes, and copies were retained");
-        if let Some(owed) = self.owed.get_mut(client) {
+        if self.late_answers && !told {
+            if is_flush {
+                self.owed.fill(false);
+            }
+        } else if let Some(owed) = self.owed.get_mut(client) {
             assert!(told || !*owed, "a flush or forced write of client {client} succeeded over lost writes");
             *owed = false;
         }
@@ -175,19 +182,21 @@ impl Model {
     /// A change was acknowledged.
     pub fn end_change(&mut self, blocks: Range<usize>, fua: bool) {
         self.acknowledged += 1;
-        if self.late_answers && !fua && !self.restores {
+        let counts = |block: &Block| matches!(block.pending, Some(Change::To(_)));
+        if self.late_answers && !fua && !self.restores && self.blocks[blocks.clone()].iter().any(counts) {
             self.lose();
         }
         for block in &mut self.blocks[blocks] {
             let change = block.pending.expect("the change began");
             // One that was made before the power cut, and not forced, may be lost by now.
             let may_be = if self.late_answers && !fua { block.readable() } else { block.after(change) };
+            let counts = counts(block);
             block.pending = None;
             if fua {
                 block.since.clear();
                 block.durable = may_be;
             } else {
-                block.since.push(State { acknowledged: self.acknowledged, may_be });
+                block.since.push(State { acknowledged: self.acknowledged, may_be, counts });
             }
         }
     }
@@ -197,7 +206,7 @@ impl Model {
         for index in blocks {
             let may_be = self.blocks[index].readable();
             self.blocks[index].pending = None;
-            self.blocks[index].since.push(State { acknowledged: u64::MAX, may_be });
+            self.blocks[index].since.push(State { acknowledged: u64::MAX, may_be, counts: false });
         }
     }
 
@@ -226,7 +235,7 @@ impl Model {
             return;
         }
         self.late_answers = true;
-        if self.blocks.iter().any(|block| !block.since.is_empty()) {
+        if self.blocks.iter().any(|block| block.since.iter().any(|state| state.counts)) {
             self.lose();
         }
         self.forget_unflushed();
@@ -436,12 +445,14 @@ mod tests {
         model.promise(2, false);
         write(&mut model, OLD, true);
         model.cut_power();
-        model.end_sync(0, false);
+        model.reconnected();
+        model.end_sync(0, false, true);
         write(&mut model, NEW, false);
         model.cut_power();
-        model.end_sync(1, true);
-        model.end_sync(1, false);
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| model.end_sync(0, false)));
+        model.reconnected();
+        model.end_sync(1, true, true);
+        model.end_sync(1, false, true);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| model.end_sync(0, false, true)));
         assert!(caught.is_err(), "client 0 was not told");
     }
 

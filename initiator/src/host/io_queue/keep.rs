@@ -88,21 +88,21 @@ impl Keep {
         ledger.take_down(self.numbers(slot));
     }
 
-    fn after_flush(&mut self, slot: u16) {
+    fn after_flush(&mut self, slot: u16, sent_at: Time) {
         let ledger = Arc::clone(&self.ledger);
-        ledger.cover(self.numbers(slot));
+        ledger.cover(self.numbers(slot), sent_at);
     }
 
     /// Acknowledges a change; false when it has to wait for room.
     fn acknowledge(&mut self, queue: usize, now: Time, action: Action, data: &[u8]) -> bool {
-        let forced = matches!(action, Action::Write { fua: true, .. } | Action::WriteZeroes { fua: true, .. });
+        // A discard that is undone has lost nothing; it is numbered for the sake of its copy.
+        let forced = matches!(action, Action::Write { fua: true, .. } | Action::WriteZeroes { fua: true, .. } | Action::Discard);
         let Some(copies) = &mut self.copies else {
             self.ledger.acknowledge(queue, forced);
             return true;
         };
-        let covered = self.ledger.covered(queue);
-        copies.retained.release(covered);
-        if !copies.complete && covered >= self.ledger.acknowledged(queue) {
+        copies.retained.release(self.ledger.settled(queue));
+        if !copies.complete && self.ledger.covered(queue) >= self.ledger.acknowledged(queue) {
             copies.complete = true;
             self.ledger.set_retained(queue, true);
         }
@@ -137,15 +137,15 @@ impl Keep {
 
 impl IoQueue {
     /// An operation of a client has succeeded at the target.
-    pub(super) fn succeeded(&mut self, now: Time, index: u16) {
+    pub(super) fn succeeded(&mut self, now: Time, index: u16, sent_at: Time) {
         let Some(operation) = self.operations.get_mut(index) else { return };
         match operation.action {
             Action::Flush => {
-                self.keep.after_flush(index);
+                self.keep.after_flush(index, sent_at);
                 self.end_well(now, index);
                 self.serve_held(now);
             }
-            Action::Write { .. } | Action::WriteZeroes { .. } if self.access.geometry.volatile_cache => {
+            Action::Write { .. } | Action::WriteZeroes { .. } | Action::Discard if self.access.geometry.volatile_cache => {
                 if self.try_acknowledge(now, index) {
                     self.end_well(now, index);
                 } else if let Some(copies) = &mut self.keep.copies {
@@ -197,9 +197,9 @@ impl IoQueue {
     }
 
     /// The flush that was to make room has ended.
-    pub(super) fn room_made(&mut self, now: Time, index: u16, covered: bool) {
+    pub(super) fn room_made(&mut self, now: Time, index: u16, sent_at: Time, covered: bool) {
         if covered {
-            self.keep.after_flush(index);
+            self.keep.after_flush(index, sent_at);
         } else if let Some(copies) = &mut self.keep.copies {
             // The copies are of no use: nothing would ever let them go.
             copies.retained.clear();
@@ -229,7 +229,7 @@ impl IoQueue {
         let Some(copies) = &mut self.keep.copies else { return };
         if let Link::Ready { qp } = self.link {
             self.link = Link::Restoring { qp };
-            copies.retained.release(self.keep.ledger.covered(self.queue));
+            copies.retained.release(self.keep.ledger.settled(self.queue));
             copies.next = 0;
             copies.failed = None;
         }
@@ -274,9 +274,9 @@ impl IoQueue {
             return None;
         }
         let buffer = match record.action {
-            Action::Write { len_bytes, .. } => {
+            Action::Write { .. } | Action::Discard => {
                 let mut buffer = copies.buffers.take()?;
-                buffer.set_len(len_bytes);
+                buffer.set_len(record.action.data_bytes());
                 copies.retained.copy(&record, &mut buffer);
                 Some(buffer)
             }

@@ -184,13 +184,13 @@ impl IoQueue {
         let Some(operation) = self.operations.get_mut(index) else { return };
         let Place::Sent(sent) = &mut operation.place else { return };
         let Some(status) = sent.status.filter(|_| sent.send_done) else { return };
-        let buffer = sent.buffer.take();
+        let (buffer, sent_at) = (sent.buffer.take(), sent.at);
         operation.place = Place::Here(buffer);
         self.in_flight -= 1;
         match (judge(status, operation.retries, &self.access.retry_delays), operation.owner) {
-            (Verdict::Done, Owner::Client(_)) => self.succeeded(now, index),
+            (Verdict::Done, Owner::Client(_)) => self.succeeded(now, index, sent_at),
             (Verdict::Failed(error), Owner::Client(_)) => self.end_here(index, Err(error)),
-            (verdict @ (Verdict::Done | Verdict::Failed(_)), Owner::Room) => self.room_made(now, index, verdict == Verdict::Done),
+            (verdict @ (Verdict::Done | Verdict::Failed(_)), Owner::Room) => self.room_made(now, index, sent_at, verdict == Verdict::Done),
             (Verdict::Done, Owner::Copy) => self.end_here(index, Ok(())),
             (Verdict::Failed(error), Owner::Copy) => self.copy_failed(index, error),
             (Verdict::Retry(delay), _) => {

@@ -217,9 +217,12 @@ fn retained_copies_are_written_again_before_anything_else_and_in_their_order() {
     world.expect(zeroes, Ok(()));
     world.write_now(3, 4);
     world.force(3, 5);
+    world.write_now(4, 6);
+    let discard = world.submit(BlockOp::Discard { offset: 4 * 4096, len_bytes: 4096 }).unwrap();
+    world.expect(discard, Ok(()));
     world.target.faults.mute_writes = true;
     let under_way = world.write(1, 1, 6);
-    world.run(|world| world.target.executed.len() == 7);
+    world.run(|world| world.target.executed.len() == 9);
     world.target.faults.mute_writes = false;
     world.target.executed.clear();
     world.cut_power();
@@ -228,12 +231,13 @@ fn retained_copies_are_written_again_before_anything_else_and_in_their_order() {
     assert_eq!([1, 2, 3].map(|block| world.on_disk(block)), [6, 0, 5]);
     let of = |block: u64| {
         let executed = world.target.executed.iter();
-        let of_block = |executed: &&Executed| matches!(executed, Executed::Write(at, _) | Executed::Zeroes(at) if *at == block);
+        let of_block = |executed: &&Executed| matches!(executed, Executed::Write(at, _) | Executed::Zeroes(at) | Executed::Discard(at) if *at == block);
         executed.filter(of_block).copied().collect::<Vec<_>>()
     };
     assert_eq!(of(1), [Executed::Write(1, 1), Executed::Write(1, 3), Executed::Write(1, 6)]);
     assert_eq!(of(2), [Executed::Write(2, 2), Executed::Zeroes(2)]);
     assert_eq!(of(3), [Executed::Write(3, 4), Executed::Write(3, 5)]);
+    assert_eq!(of(4), [Executed::Write(4, 6), Executed::Discard(4)]);
     assert!(world.flush(&mut client), "nothing is lost");
     assert_eq!((world.losses(), world.status.control().restorations), (0, 1));
     assert_eq!(world.in_use(), before);

@@ -529,7 +529,7 @@ impl VolumeControl {
             return;
         }
         self.cancel(reactor, ControlTimer::State);
-        if !self.check_lost_writes() {
+        if !self.check_lost_writes(reactor.now()) {
             self.go_live(reactor);
         }
     }

@@ -14,13 +14,13 @@ const END: Time = Time::from_nanos(u64::MAX);
 
 impl VolumeControl {
     /// All queues have joined, and nothing is sent yet. Whether copies are written again first.
-    pub(super) fn check_lost_writes(&mut self) -> bool {
+    pub(super) fn check_lost_writes(&mut self, now: Time) -> bool {
         let Some(session) = &self.session else { return false };
         let (was, is) = (self.unsafe_shutdowns, session.unsafe_shutdowns);
         if self.volume.is_none() {
             // What an earlier process had acknowledged is not in this ledger.
             if was.is_some() && self.settings.uncounted.may_have_lost(was, is) {
-                self.tell_of_loss(&how(was, is));
+                self.tell_of_loss(now, &how(was, is));
             }
             return false;
         }
@@ -28,7 +28,7 @@ impl VolumeControl {
             return false;
         }
         if self.settings.retain_bytes == 0 || !self.ledger.is_retained() {
-            self.tell_of_loss(&how(was, is));
+            self.tell_of_loss(now, &how(was, is));
             return false;
         }
         info!(volume = self.settings.name, "{}: writing acknowledged writes again from their copies", how(was, is));
@@ -38,10 +38,10 @@ impl VolumeControl {
         true
     }
 
-    fn tell_of_loss(&self, how: &str) {
+    fn tell_of_loss(&self, now: Time, how: &str) {
         let text = format!("{how}, and acknowledged writes were not flushed: the next flush or forced write of each client fails");
         warn!(volume = self.settings.name, "{text}");
-        self.ledger.lose();
+        self.ledger.lose(now);
         self.settings.status.update(|status| {
             status.losses += 1;
             status.last_loss = Some((SystemTime::now(), text));
@@ -72,7 +72,7 @@ impl VolumeControl {
     /// The one queue that was writing has ended: the others wait for their turn.
     pub(super) fn on_not_restored<R: Reactor>(&mut self, reactor: &mut R, error: BlockError) {
         if matches!(self.state, State::Restoring { .. }) {
-            self.tell_of_loss(&format!("copies of lost writes cannot be written again ({error})"));
+            self.tell_of_loss(reactor.now(), &format!("copies of lost writes cannot be written again ({error})"));
             self.go_live(reactor);
         }
     }
