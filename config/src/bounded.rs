@@ -112,6 +112,11 @@ impl Default for IoQueues {
 }
 
 bounded! {
+    /// Sockets between the kernel and a volume that is its device.
+    Connections(u16), "the number of connections", 1 to 64
+}
+
+bounded! {
     /// Controllers at a time, of all subsystems together. FFF0h and above are no controller ids.
     Controllers(u16), "the number of controllers", 1 to 65519
 }
@@ -130,11 +135,6 @@ bounded! {
 bounded! {
     /// A namespace id of any target.
     AnyNsid(u32), "the namespace id", 1 to 4_294_967_294
-}
-
-bounded! {
-    /// Connections of the kernel's NBD driver to one device.
-    Connections(u16), "the number of connections", 1 to 64
 }
 
 bounded! {

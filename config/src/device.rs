@@ -45,9 +45,12 @@ mod tests {
 
     #[test]
     fn a_device_is_named_by_its_number() {
-        for (text, device) in
-            [("auto", NbdDevice::Auto), ("/dev/nbd0", NbdDevice::Number(0)), ("/dev/nbd15", NbdDevice::Number(15)), ("nbd3", NbdDevice::Number(3))]
-        {
+        for (text, device) in [
+            ("auto", NbdDevice::Auto),
+            ("/dev/nbd0", NbdDevice::Number(0)),
+            ("/dev/nbd15", NbdDevice::Number(15)),
+            ("nbd3", NbdDevice::Number(3)),
+        ] {
             assert_eq!(text.parse(), Ok(device));
         }
         assert_eq!(NbdDevice::Number(7).to_string(), "/dev/nbd7");

@@ -167,6 +167,11 @@ impl Losses {
         LossWatch { seen: self.told.load(Ordering::Acquire), unconfirmed: false }
     }
 
+    /// Whether somebody was told of each one, and has gone on.
+    pub(crate) fn are_told(&self) -> bool {
+        self.told.load(Ordering::Acquire) == self.happened.load(Ordering::Acquire)
+    }
+
     /// There was one.
     pub(crate) fn add(&self) {
         self.happened.fetch_add(1, Ordering::AcqRel);

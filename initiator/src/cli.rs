@@ -1,12 +1,13 @@
 //! The command line of `godwit`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use godwit_config::{
-    ConnectOptions, Crc, CtrlLossTimeout, FastIoFailTimeout, HostPort, HostPortError, IoQueues, IoTimeout, KeepAlive, NVME_PORT,
-    NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Size, UnsafeShutdowns, Url,
+    ConnectOptions, Connections, Crc, CtrlLossTimeout, FastIoFailTimeout, HostPort, HostPortError, IoQueues, IoTimeout, KeepAlive,
+    NVME_PORT, NbdDevice, NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Size, UnsafeShutdowns, Url,
 };
 use uuid::Uuid;
 
@@ -17,7 +18,8 @@ Examples:
   godwit discover iwarp://storage.example
   godwit connect iwarp://storage.example/nqn.2026-11.org.example:vol0 --nbd unix:/run/vol0.sock
   godwit connect 'iwarp://[::1]:4420/nqn.2026-11.org.example:vol0?nsid=2' --nbd tcp:127.0.0.1:10809
-  nbd-client -unix /run/vol0.sock /dev/nbd0
+  godwit connect iwarp://storage.example/nqn.2026-11.org.example:vol0 --device /dev/nbd0
+  godwit status
 
 Exit status: 0 ok, 1 failed, 2 wrong usage.";
 
@@ -47,9 +49,23 @@ pub enum Command {
     /// Attach a namespace and serve it through NBD, in the foreground
     #[command(after_help = EXAMPLES)]
     Connect(Box<ConnectArgs>),
+    /// Serve the volumes of a configuration file, in the foreground; SIGHUP reads it anew
+    Run(RunArgs),
+    /// List the volumes that daemons on this machine serve
+    #[command(after_help = "Example:\n  godwit list --json")]
+    List(AskArgs),
+    /// Show how volumes are doing
+    #[command(after_help = "Examples:\n  godwit status\n  godwit status vol0 --watch\n  godwit status --json")]
+    Status(StatusArgs),
+    /// Detach a volume: what was written is flushed, its device is freed
+    #[command(after_help = "Example:\n  umount /mnt/vol0 && godwit disconnect vol0")]
+    Disconnect(DisconnectArgs),
     /// Run a target, an initiator and fio on this machine, and show what they measure
     #[command(after_help = "Example:\n  godwit demo --dir /var/tmp --seconds 10")]
     Demo(DemoOptions),
+    /// Have daemons give lost targets up soon, for the machine goes down
+    #[command(hide = true)]
+    PrepareShutdown(AskArgs),
     /// Print the completions of a shell
     #[command(hide = true)]
     Completions {
@@ -103,9 +119,25 @@ pub struct ConnectArgs {
     #[arg(long, value_name = "unix:PATH|tcp:HOST[:PORT]", required_unless_present = "device")]
     pub nbd: Option<NbdEndpoint>,
 
-    /// Attach it to the kernel as this NBD device; not in this version, nbd-client does it
-    #[arg(long, value_name = "PATH", conflicts_with = "nbd")]
-    pub device: Option<PathBuf>,
+    /// Attach it to the kernel as this NBD device, as root; one that an earlier godwit left is resumed
+    #[arg(long, value_name = "/dev/nbdN|auto", conflicts_with_all = ["nbd", "nbd_mode", "nbd_allow_remote", "export_name"])]
+    pub device: Option<NbdDevice>,
+
+    /// Sockets between the kernel and this daemon [default: one an I/O queue]
+    #[arg(long, value_name = "N", requires = "device", conflicts_with = "nbd")]
+    pub connections: Option<Connections>,
+
+    /// What `godwit list` calls it [default: what follows the last colon of its NQN]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Socket by which `godwit list`, status and disconnect find this daemon [default: one in /run/godwit, or in $XDG_RUNTIME_DIR/godwit]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+
+    /// Serve metrics for Prometheus there, in clear text and to whoever asks [default: not at all]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<SocketAddr>,
 
     /// Who this host is
     #[command(flatten)]
@@ -185,6 +217,61 @@ pub struct ConnectArgs {
     pub read_only: bool,
 }
 
+/// Arguments of `run`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Example:\n  godwit run --config /etc/godwit/initiator.yaml")]
+pub struct RunArgs {
+    /// The configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+
+    /// Only say whether the file is right
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// How to ask daemons.
+#[derive(Clone, Debug, Args)]
+pub struct AskArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// The daemon's control socket [default: those of all daemons of this machine]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+}
+
+/// Arguments of `status`.
+#[derive(Clone, Debug, Args)]
+pub struct StatusArgs {
+    /// A volume's name, its NQN, or its device [default: all of them]
+    pub volume: Option<String>,
+
+    /// How to ask
+    #[command(flatten)]
+    pub ask: AskArgs,
+
+    /// Show it again and again, each second
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// Arguments of `disconnect`.
+#[derive(Clone, Debug, Args)]
+pub struct DisconnectArgs {
+    /// The volume's name, its NQN, or its device
+    pub volume: String,
+
+    /// Also when it is mounted or open, and when what was written cannot be flushed
+    #[arg(long)]
+    pub force: bool,
+
+    /// How to ask
+    #[command(flatten)]
+    pub ask: AskArgs,
+}
+
 impl ConnectArgs {
     /// The options, checked.
     pub fn options(&self) -> ConnectOptions {
@@ -261,7 +348,10 @@ mod tests {
     fn somewhere_to_serve_is_needed() {
         assert!(connect(&[]).is_err());
         assert!(connect(&["--device", "/dev/nbd0"]).is_ok());
+        assert!(connect(&["--device", "auto", "--connections", "2"]).is_ok());
+        assert!(connect(&["--device", "/dev/sda"]).is_err());
         assert!(connect(&["--device", "/dev/nbd0", "--nbd", "unix:/s"]).is_err());
+        assert!(connect(&["--nbd", "unix:/s", "--connections", "2"]).is_err());
     }
 
     #[test]

@@ -4,8 +4,9 @@
 pub mod block;
 pub mod cli;
 pub mod command;
-mod control;
+mod daemon;
 pub mod demo;
+mod device;
 pub mod host;
 pub mod nbd;
 mod socket;

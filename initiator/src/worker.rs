@@ -1,18 +1,23 @@
-//! One reactor thread: its loop, its part of the volume, and its NBD connections.
+//! One reactor thread: its loop, its parts of the volumes, and their NBD connections.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use godwit_memory::Layout;
-use godwit_rdma::Fabric;
+use godwit_rdma::{Completion, Fabric, QpId};
 use godwit_reactor::{Event, Incoming, Listener, ListenerId, PollBudget, Reactor, SetupError, Token, Uring, UringConfig, Waker};
 
 use crate::host::{FromQueue, Mailbox, ToQueue, TokenSpace, VolumeControl, VolumeEvent, VolumeSettings, VolumeThread};
 use crate::nbd;
 
-/// The token of the NBD listener: the tokens of everyone else have their own upper bits.
-const LISTENER: Token = Token(1);
+/// The top 16 bits of the tokens of NBD listeners ("NL"); the volume's number is the rest.
+const LISTENERS: u64 = 0x4e4c << 48;
+
+/// Names a volume among those of a daemon. Numbers come again only after all others were used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct VolumeNumber(pub(crate) u16);
 
 /// What a thread is made of.
 #[derive(Clone, Debug)]
@@ -23,7 +28,6 @@ pub(crate) struct WorkerConfig {
 
 /// A thread's part of a volume, before it is there.
 pub(crate) struct VolumePart {
-    pub(crate) tokens: TokenSpace,
     pub(crate) orders: Receiver<ToQueue>,
     pub(crate) to_control: Mailbox<FromQueue>,
     pub(crate) io_timeout: Duration,
@@ -41,28 +45,46 @@ pub(crate) struct ControlPart {
 
 /// From the control thread to a reactor thread.
 pub(crate) enum ToWorker {
-    /// Attach a volume.
-    Attach(Box<VolumePart>),
-    /// Serve the volume to NBD clients.
-    Serve(Arc<nbd::Volume>),
-    /// Take NBD clients in, and share them out among these threads.
-    Listen(Listener, Vec<Mailbox<Self>>),
-    /// A client that another thread took in.
-    Client(Incoming),
-    /// Take no more clients and no more requests; tell when all are answered.
-    Drain,
-    /// Detach the volume.
-    Detach,
+    /// Something about a volume.
+    Volume(VolumeNumber, ToVolume),
+    /// Say that you are well.
+    Ping,
     /// End the thread.
     Exit,
+}
+
+/// From the control thread to a reactor thread, about one volume.
+pub(crate) enum ToVolume {
+    /// Attach it.
+    Attach(Box<VolumePart>),
+    /// Serve it to NBD clients.
+    Serve(Arc<nbd::Volume>),
+    /// Take NBD clients in, and share them out among these threads.
+    Listen(Listener, Vec<Mailbox<ToWorker>>),
+    /// A client that another thread took in.
+    Client(Incoming),
+    /// A socket whose other end the kernel has.
+    Link(nbd::LinkId, Incoming),
+    /// Take no more clients and no more requests; tell when all are answered.
+    Drain,
+    /// From now on wait no longer than this for a target that is lost.
+    LimitLossTimeout(Duration),
+    /// Detach it.
+    Detach,
+    /// Forget it: nobody is served any more, whatever was answered.
+    Forget,
 }
 
 /// From a reactor thread to the control thread.
 pub(crate) enum FromWorker {
     /// Its ring is there.
     Ready(usize, Waker),
-    /// All NBD requests are answered.
-    Drained,
+    /// It is well.
+    Pong,
+    /// All NBD requests for a volume are answered.
+    Drained(VolumeNumber),
+    /// A socket to the kernel has ended.
+    LinkEnded(VolumeNumber, nbd::LinkId, nbd::LinkEnd),
     /// It cannot go on.
     Failed(WorkerError),
 }
@@ -111,13 +133,33 @@ impl Drop for Panic<'_> {
 
 struct Worker<'a> {
     // Field order is teardown order: what holds buffers and streams goes before the reactor.
-    front: Option<nbd::Front>,
-    volume: Option<VolumeThread>,
+    volumes: BTreeMap<VolumeNumber, Served>,
     fabric: Fabric,
     reactor: Uring,
     index: usize,
     inbox: Receiver<ToWorker>,
     outbox: &'a Outbox,
+    /// Whose the last completion was: the next one is most often its, too.
+    recent: VolumeNumber,
+    touched: Touched,
+}
+
+/// Volumes to which something happened in this turn, each once: there are few.
+#[derive(Debug, Default)]
+struct Touched(Vec<VolumeNumber>);
+
+impl Touched {
+    fn insert(&mut self, number: VolumeNumber) {
+        if self.0.last() != Some(&number) && !self.0.contains(&number) {
+            self.0.push(number);
+        }
+    }
+}
+
+/// A volume on this thread.
+struct Served {
+    front: Option<nbd::Front>,
+    volume: VolumeThread,
     listener: Option<ListenerId>,
     peers: Vec<Mailbox<ToWorker>>,
     next_peer: usize,
@@ -127,17 +169,14 @@ struct Worker<'a> {
 impl<'a> Worker<'a> {
     fn new(index: usize, reactor: Uring, inbox: Receiver<ToWorker>, outbox: &'a Outbox) -> Self {
         Self {
-            front: None,
-            volume: None,
+            volumes: BTreeMap::new(),
             fabric: Fabric::new(),
             reactor,
             index,
             inbox,
             outbox,
-            listener: None,
-            peers: Vec::new(),
-            next_peer: 0,
-            draining: false,
+            recent: VolumeNumber(0),
+            touched: Touched::default(),
         }
     }
 
@@ -152,38 +191,46 @@ impl<'a> Worker<'a> {
                 self.on_event(event);
             }
             while let Some((qp, completion)) = self.fabric.poll(&mut self.reactor) {
-                if let Some(volume) = &mut self.volume {
-                    // One of a queue pair that was just destroyed is no one's.
-                    let _ = volume.on_completion(&mut self.reactor, &mut self.fabric, qp, completion);
-                }
+                self.on_completion(qp, completion);
             }
             if woken {
+                // A message may be for any of them.
+                self.volumes.keys().for_each(|&number| self.touched.insert(number));
                 while let Ok(message) = self.inbox.try_recv() {
-                    if matches!(message, ToWorker::Exit) {
-                        return Ok(());
+                    match message {
+                        ToWorker::Exit => return Ok(()),
+                        ToWorker::Ping => (self.outbox)(FromWorker::Pong),
+                        ToWorker::Volume(number, message) => self.on_message(number, message)?,
                     }
-                    self.on_message(message)?;
                 }
             }
-            if let Some(volume) = &mut self.volume {
-                volume.on_messages(&mut self.reactor, &mut self.fabric);
-                if let (Some(front), Some(queue)) = (&mut self.front, volume.queue()) {
-                    front.pump(&mut self.reactor, &mut self.fabric, queue);
-                }
-                volume.pump(&mut self.reactor, &mut self.fabric);
-            }
+            self.pump();
             self.fabric.flush(&mut self.reactor);
-            if self.draining && self.front.as_ref().is_none_or(nbd::Front::is_idle) {
-                self.draining = false;
-                (self.outbox)(FromWorker::Drained);
+        }
+    }
+
+    /// Lets the volumes go on to which something happened: one with nothing to do costs nothing, however many there are.
+    fn pump(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched.0);
+        for number in touched.drain(..) {
+            let Some(served) = self.volumes.get_mut(&number) else { continue };
+            served.pump(&mut self.reactor, &mut self.fabric);
+            while let Some((link, end)) = served.front.as_mut().and_then(nbd::Front::next_ended_link) {
+                (self.outbox)(FromWorker::LinkEnded(number, link, end));
+            }
+            if served.draining && served.front.as_ref().is_none_or(nbd::Front::is_idle) {
+                served.draining = false;
+                (self.outbox)(FromWorker::Drained(number));
             }
         }
+        // Its room is used again in the next turn.
+        self.touched.0 = touched;
     }
 
     fn on_event(&mut self, event: Event<Incoming>) {
         let token = match &event {
-            Event::Incoming { .. } => LISTENER,
-            Event::Connected { token, .. }
+            Event::Incoming { token, .. }
+            | Event::Connected { token, .. }
             | Event::Readable { token }
             | Event::Writable { token }
             | Event::File { token, .. }
@@ -191,63 +238,135 @@ impl<'a> Worker<'a> {
             Event::Woken => return,
         };
         if Fabric::owns(token) {
-            self.fabric.on_event(&mut self.reactor, event);
-        } else if let Event::Incoming { incoming, .. } = event {
-            self.share(incoming);
-        } else if let Some(front) = self.front.as_mut().filter(|front| front.owns(token)) {
-            front.on_event(&mut self.reactor, event);
-        } else if let (Event::Timer { token }, Some(volume)) = (event, &mut self.volume) {
-            volume.on_timer(&mut self.reactor, &mut self.fabric, token);
+            return self.fabric.on_event(&mut self.reactor, event);
         }
-    }
-
-    /// Hands a client to the thread whose turn it is.
-    fn share(&mut self, incoming: Incoming) {
-        if let Some(peer) = self.peers.get(self.next_peer % self.peers.len().max(1)) {
-            peer.send(ToWorker::Client(incoming));
-            self.next_peer = self.next_peer.wrapping_add(1);
-        }
-    }
-
-    fn on_message(&mut self, message: ToWorker) -> Result<(), WorkerError> {
-        match message {
-            ToWorker::Attach(part) => self.attach(*part),
-            ToWorker::Serve(volume) => self.front = Some(nbd::Front::new(&self.reactor, 0, volume)),
-            ToWorker::Listen(listener, peers) => {
-                self.peers = peers;
-                self.listener = Some(self.reactor.listen(listener, LISTENER).map_err(WorkerError::Listen)?);
+        let Some(number) = volume_of(token) else { return };
+        let Some(served) = self.volumes.get_mut(&number) else { return };
+        self.touched.insert(number);
+        match event {
+            Event::Incoming { incoming, .. } => served.share(number, incoming),
+            Event::Timer { token } if TokenSpace::volume_of(token).is_some() => {
+                served.volume.on_timer(&mut self.reactor, &mut self.fabric, token);
             }
-            ToWorker::Client(incoming) => {
-                if let Some(front) = &mut self.front {
+            event => {
+                if let Some(front) = &mut served.front {
+                    front.on_event(&mut self.reactor, event);
+                }
+            }
+        }
+    }
+
+    /// Gives a completion to whose it is. One of a queue pair that was just destroyed is no one's.
+    fn on_completion(&mut self, qp: QpId, mut completion: Completion) {
+        let first = self.recent;
+        let Self { volumes, reactor, fabric, recent, touched, .. } = self;
+        let mut offer = |number, served: &mut Served, completion| {
+            served.volume.on_completion(reactor, fabric, qp, completion)?;
+            *recent = number;
+            touched.insert(number);
+            Ok(())
+        };
+        if let Some(served) = volumes.get_mut(&first) {
+            match offer(first, served, completion) {
+                Ok(()) => return,
+                Err(back) => completion = back,
+            }
+        }
+        for (&number, served) in volumes.iter_mut().filter(|(number, _)| **number != first) {
+            match offer(number, served, completion) {
+                Ok(()) => return,
+                Err(back) => completion = back,
+            }
+        }
+    }
+
+    fn on_message(&mut self, number: VolumeNumber, message: ToVolume) -> Result<(), WorkerError> {
+        self.touched.insert(number);
+        if let ToVolume::Attach(part) = message {
+            self.attach(number, *part);
+            return Ok(());
+        }
+        let Some(served) = self.volumes.get_mut(&number) else { return Ok(()) };
+        match message {
+            ToVolume::Attach(_) => {}
+            ToVolume::Serve(volume) => served.front = Some(nbd::Front::new(&self.reactor, number.0, volume)),
+            ToVolume::Listen(listener, peers) => {
+                let token = Token(LISTENERS | u64::from(number.0));
+                served.peers = peers;
+                served.listener = Some(self.reactor.listen(listener, token).map_err(WorkerError::Listen)?);
+            }
+            ToVolume::Client(incoming) => {
+                if let Some(front) = &mut served.front {
                     front.adopt(&mut self.reactor, incoming);
                 }
             }
-            ToWorker::Drain => {
-                if let Some(listener) = self.listener.take() {
+            ToVolume::Link(link, incoming) => {
+                if let Some(front) = &mut served.front {
+                    front.attach(&mut self.reactor, incoming, link);
+                }
+            }
+            ToVolume::Drain => {
+                if let Some(listener) = served.listener.take() {
                     self.reactor.close_listener(listener);
                 }
-                if let Some(front) = &mut self.front {
+                if let Some(front) = &mut served.front {
                     front.shutdown();
                 }
-                self.draining = true;
+                served.draining = true;
             }
-            ToWorker::Detach => {
-                if let Some(volume) = &mut self.volume {
-                    volume.stop(&mut self.reactor, &mut self.fabric);
-                }
-            }
-            // Ends the loop before it comes here.
-            ToWorker::Exit => {}
+            ToVolume::LimitLossTimeout(limit) => served.volume.limit_loss_timeout(&mut self.reactor, limit),
+            ToVolume::Detach => served.volume.stop(&mut self.reactor, &mut self.fabric),
+            ToVolume::Forget => self.forget(number),
         }
         Ok(())
     }
 
-    fn attach(&mut self, part: VolumePart) {
-        let VolumePart { tokens, orders, to_control, io_timeout, control } = part;
+    fn attach(&mut self, number: VolumeNumber, part: VolumePart) {
+        let VolumePart { orders, to_control, io_timeout, control } = part;
+        let tokens = TokenSpace::new(number.0.into());
         let control = control.map(|part| VolumeControl::new(part.settings, tokens, part.queues, part.news, part.events));
         let mut volume = VolumeThread::new(tokens, self.index, control, orders, to_control, io_timeout);
         volume.start(&mut self.reactor, &mut self.fabric);
-        self.volume = Some(volume);
+        let served = Served { front: None, volume, listener: None, peers: Vec::new(), next_peer: 0, draining: false };
+        self.volumes.insert(number, served);
+    }
+
+    fn forget(&mut self, number: VolumeNumber) {
+        let Some(mut served) = self.volumes.remove(&number) else { return };
+        // The last orders, and what they make of the operations that are left.
+        served.pump(&mut self.reactor, &mut self.fabric);
+        if let Some(listener) = served.listener {
+            self.reactor.close_listener(listener);
+        }
+        if let Some(front) = served.front {
+            front.close(&mut self.reactor);
+        }
+    }
+}
+
+/// The volume whose own a token is.
+fn volume_of(token: Token) -> Option<VolumeNumber> {
+    #[expect(clippy::cast_possible_truncation, reason = "the field is cut out of the token as it was put together")]
+    let listener = (token.0 >> 16 == LISTENERS >> 16).then_some(token.0 as u16);
+    let number = listener.or_else(|| nbd::Front::number_of(token)).or_else(|| u16::try_from(TokenSpace::volume_of(token)?).ok())?;
+    Some(VolumeNumber(number))
+}
+
+impl Served {
+    fn pump(&mut self, reactor: &mut Uring, fabric: &mut Fabric) {
+        self.volume.on_messages(reactor, fabric);
+        if let (Some(front), Some(queue)) = (&mut self.front, self.volume.queue()) {
+            front.pump(reactor, fabric, queue);
+        }
+        self.volume.pump(reactor, fabric);
+    }
+
+    /// Hands a client to the thread whose turn it is.
+    fn share(&mut self, number: VolumeNumber, incoming: Incoming) {
+        if let Some(peer) = self.peers.get(self.next_peer % self.peers.len().max(1)) {
+            peer.send(ToWorker::Volume(number, ToVolume::Client(incoming)));
+            self.next_peer = self.next_peer.wrapping_add(1);
+        }
     }
 }
 

@@ -53,6 +53,8 @@ fn unsafe_is_fenced_into_three_crates() {
             continue;
         }
         for (number, line) in code(&read(&path)).enumerate() {
+            // NVMe counts these, and what is said of them may take several lines.
+            let line = line.replace("unsafe shutdown", "");
             assert!(!has_word(&line, "unsafe"), "{path}:{}: {line}", number + 1);
         }
     }

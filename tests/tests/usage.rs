@@ -318,11 +318,7 @@ fn an_initiator_refuses_wrong_arguments() {
         (&["connect", &with("ns=1"), "--nbd", &nbd], WRONG, &["`ns` is not an option of an address: the options are nsid, fpdu and crc"]),
         (&["connect", &rdma, "--nbd", &nbd], FAILED, &["cannot connect to 127.0.0.1:4420: ", without_devices()]),
         (&["discover", "rdma://127.0.0.1"], FAILED, &["cannot connect to 127.0.0.1:4420: ", without_devices()]),
-        (
-            &["connect", &url, "--device", "/dev/nbd0"],
-            WRONG,
-            &["--device is not supported yet", "then run `nbd-client -unix PATH /dev/nbd0`"],
-        ),
+        (&["connect", &url, "--device", "/dev/sda"], WRONG, &["`/dev/sda` is not an NBD device", "/dev/nbdN"]),
         (&["connect", &url, "--nbd", "/tmp/x"], WRONG, &["`/tmp/x` is not an NBD endpoint: write unix:PATH"]),
         (
             &["connect", &url, "--nbd", "tcp:0.0.0.0"],

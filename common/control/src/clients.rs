@@ -15,6 +15,9 @@ use crate::MAX_CLIENTS;
 /// How long it is waited after no connection could be accepted: there may be no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long the answer to a request that was under way at the end may take to leave.
+const LAST_ANSWER: Duration = Duration::from_millis(500);
+
 /// What connects.
 pub(crate) trait Stream: Read + io::Write + Send + Sized + 'static {
     /// Another name of the same connection.
@@ -22,6 +25,9 @@ pub(crate) trait Stream: Read + io::Write + Send + Sized + 'static {
 
     /// Ends it both ways.
     fn end(&self);
+
+    /// Ends what comes from the peer.
+    fn end_reading(&self);
 
     /// Ends what goes to the peer.
     fn end_writing(&self);
@@ -42,6 +48,10 @@ macro_rules! stream {
 
             fn end(&self) {
                 let _ = self.shutdown(std::net::Shutdown::Both);
+            }
+
+            fn end_reading(&self) {
+                let _ = self.shutdown(std::net::Shutdown::Read);
             }
 
             fn end_writing(&self) {
@@ -107,6 +117,22 @@ pub(crate) trait Serve<S>: Send + Sync + 'static {
 /// The connections of the clients there are.
 struct Table<S> {
     open: Mutex<Vec<(u64, S)>>,
+}
+
+impl<S: Stream> Table<S> {
+    /// Takes no more requests; who waits for an answer has a moment to get it.
+    fn end(&self) {
+        let for_all = |end: fn(&S)| {
+            let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            open.iter().for_each(|(_, stream)| end(stream));
+            open.is_empty()
+        };
+        let deadline = Instant::now() + LAST_ANSWER;
+        while !for_all(S::end_reading) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(2));
+        }
+        for_all(S::end);
+    }
 }
 
 /// A client's place in the table, until it is dropped.
@@ -179,9 +205,7 @@ fn accept<L: Listen>(name: &str, listener: &L, stopped: &UnixStream, serve: &Arc
             }
         }
     }
-    for (_, stream) in &*table.open.lock().unwrap_or_else(PoisonError::into_inner) {
-        stream.end();
-    }
+    table.end();
 }
 
 fn admit<S: Stream>(name: &str, stream: S, number: u64, table: &Arc<Table<S>>, serve: &Arc<impl Serve<S>>) {

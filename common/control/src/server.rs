@@ -128,6 +128,24 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    #[test]
+    fn an_answer_that_is_under_way_at_the_end_still_leaves() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let (tell, begun) = mpsc::channel();
+        let tell = std::sync::Mutex::new(tell);
+        let handler = move |_| {
+            tell.lock().unwrap().send(()).unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+            json!("done")
+        };
+        let server = Server::bind(&path, 0o600).unwrap().serve(handler).unwrap();
+        let asking = std::thread::spawn(move || Client::call(&path, &json!({}), SECOND));
+        begun.recv().unwrap();
+        drop(server);
+        assert_eq!(asking.join().unwrap().unwrap(), json!("done"));
+    }
+
     fn path() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("daemon.sock");

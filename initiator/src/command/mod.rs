@@ -1,7 +1,10 @@
 //! The commands of `godwit`, one module each.
 
 mod connect;
+mod control;
 mod discover;
+mod run;
+mod volume;
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -51,6 +54,11 @@ pub fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Discover(args) => discover::run(&args),
         Command::Connect(args) => connect::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::List(args) => control::list(&args),
+        Command::Status(args) => control::status(&args),
+        Command::Disconnect(args) => control::disconnect(&args),
+        Command::PrepareShutdown(args) => control::prepare_shutdown(&args),
         Command::Demo(options) => demo::run(&options).map_err(|error| Failure::Failed(error.to_string())),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -77,7 +77,7 @@ pub(crate) trait Script {
 }
 
 /// Who connects to what.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
     /// The subsystem.
     pub subsystem: Nqn,

@@ -175,6 +175,14 @@ pub struct VolumeInfo {
     pub queue_depth: usize,
     /// How often the target's machine ended without a shutdown, if it counts that.
     pub unsafe_shutdowns: Option<u128>,
+    pub(crate) ledger: Arc<Ledger>,
+}
+
+impl VolumeInfo {
+    /// Whether somebody was told of every write that the target lost.
+    pub(crate) fn are_losses_told(&self) -> bool {
+        self.ledger.losses().are_told()
+    }
 }
 
 #[cfg(test)]

@@ -77,6 +77,13 @@ impl TokenSpace {
         Self { volume }
     }
 
+    /// The number of the volume whose own a token is.
+    #[expect(clippy::cast_possible_truncation, reason = "the field is cut out of the token as it was put together")]
+    pub fn volume_of(token: Token) -> Option<u32> {
+        let above = TIMER_BITS + u32::BITS;
+        (token.0 >> above == HOST >> above).then_some((token.0 >> TIMER_BITS) as u32)
+    }
+
     fn token(self, timer: u64) -> Token {
         Token(HOST | u64::from(self.volume) << TIMER_BITS | timer)
     }
@@ -106,6 +113,7 @@ mod tests {
         for space in spaces {
             for timer in CONTROL_TIMERS {
                 assert_eq!(space.timer(space.control(timer)), Some(VolumeTimer::Control(timer)));
+                assert_eq!(TokenSpace::volume_of(space.control(timer)), Some(space.volume));
             }
             for timer in QUEUE_TIMERS {
                 let token = space.queue(timer);

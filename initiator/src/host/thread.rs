@@ -54,6 +54,13 @@ impl VolumeThread {
         }
     }
 
+    /// From now on a lost target is waited for no longer than this. On the thread that has the control.
+    pub fn limit_loss_timeout<R: Reactor>(&mut self, reactor: &mut R, limit: Duration) {
+        if let Some(control) = &mut self.control {
+            control.limit_loss_timeout(reactor, limit);
+        }
+    }
+
     /// The volume's queue on this thread, once there is one.
     pub fn queue(&mut self) -> Option<&mut IoQueue> {
         self.queue.as_mut()

@@ -4,7 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 
 use godwit_memory::Buffer;
-use godwit_nbd::{Export, Handshake, Outcome};
+use godwit_nbd::{Export, Handshake, Outcome, Session};
 use godwit_reactor::{Peer, Reactor, StreamId, Time};
 use slab::Slab;
 
@@ -23,6 +23,8 @@ pub(super) struct Connection {
     pub(super) peer: Option<Peer>,
     pub(super) generation: u16,
     exports: Arc<[Export]>,
+    /// Which of the volume's versions that is.
+    pub(super) exports_version: u64,
     input: Input,
     output: Output,
     phase: Phase,
@@ -41,6 +43,8 @@ pub(super) struct Connection {
 #[derive(Debug)]
 enum Phase {
     Handshake(Handshake),
+    /// Before the first request.
+    Agreed(Session),
     Transmission(Box<Transmission>),
     /// Nothing but what is queued to be sent.
     Closing,
@@ -50,20 +54,48 @@ impl Connection {
     pub(super) fn new(stream: StreamId, peer: Option<Peer>, generation: u16, exports: Arc<[Export]>) -> Self {
         let mut output = Output::new();
         output.push(&Handshake::greeting());
+        Self::begin(stream, peer, generation, exports, 0, output, Phase::Handshake(Handshake::new()))
+    }
+
+    /// A socket to the kernel, which is told of the export by other means than a handshake, and keeps to simple replies.
+    pub(super) fn attached(stream: StreamId, peer: Option<Peer>, generation: u16, exports: Arc<[Export]>, exports_version: u64) -> Self {
+        let flags = exports[0].flags_for(false);
+        let session = Session { export: 0, flags, structured: false, allocation: None, block_sizes_known: true };
+        Self::begin(stream, peer, generation, exports, exports_version, Output::new(), Phase::Agreed(session))
+    }
+
+    fn begin(
+        stream: StreamId,
+        peer: Option<Peer>,
+        generation: u16,
+        exports: Arc<[Export]>,
+        exports_version: u64,
+        output: Output,
+        phase: Phase,
+    ) -> Self {
         Self {
             stream,
             peer,
             generation,
             exports,
+            exports_version,
             input: Input::new(),
             output,
-            phase: Phase::Handshake(Handshake::new()),
+            phase,
             losses: None,
             readable: true,
             writable: true,
             blocked_since: None,
             dirty: true,
         }
+    }
+
+    /// The volume has grown, and the client was told.
+    pub(super) fn renew_exports(&mut self, exports: Arc<[Export]>, version: u64) {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.renew_exports(Arc::clone(&exports));
+        }
+        (self.exports, self.exports_version) = (exports, version);
     }
 
     /// From its first turn on it is told of losses.
@@ -96,7 +128,7 @@ impl Connection {
 
     fn is_open(&self) -> bool {
         match &self.phase {
-            Phase::Handshake(_) => true,
+            Phase::Handshake(_) | Phase::Agreed(_) => true,
             Phase::Transmission(transmission) => !transmission.is_ending(),
             Phase::Closing => false,
         }
@@ -123,7 +155,7 @@ impl Connection {
         let end = match &self.phase {
             Phase::Transmission(transmission) if transmission.is_over() => End::Disconnected,
             Phase::Closing => End::Aborted,
-            Phase::Handshake(_) | Phase::Transmission(_) => return None,
+            Phase::Handshake(_) | Phase::Agreed(_) | Phase::Transmission(_) => return None,
         };
         self.output.is_empty().then_some(end)
     }
@@ -169,16 +201,16 @@ impl Connection {
             self.input.consume(consumed);
             match outcome {
                 Outcome::NeedMore | Outcome::Answered => {}
-                Outcome::Transmission(session) => {
-                    let transmission = Transmission::new(Arc::clone(&self.exports), session, limits, sizes);
-                    self.phase = Phase::Transmission(Box::new(transmission));
-                }
+                Outcome::Transmission(session) => self.phase = Phase::Agreed(session),
                 Outcome::Aborted => self.phase = Phase::Closing,
             }
         }
+        if let Phase::Agreed(session) = self.phase {
+            self.phase = Phase::Transmission(Box::new(Transmission::new(Arc::clone(&self.exports), session, limits, sizes)));
+        }
         match &mut self.phase {
             Phase::Transmission(transmission) => transmission.advance(&mut self.input, &mut self.output, supply),
-            Phase::Handshake(_) | Phase::Closing => Ok(()),
+            Phase::Handshake(_) | Phase::Agreed(_) | Phase::Closing => Ok(()),
         }
     }
 
@@ -199,7 +231,7 @@ impl Connection {
                 }
                 transmission.done(operation, result, data, &mut self.output)
             }
-            Phase::Handshake(_) | Phase::Closing => unreachable!("operations are made in transmission"),
+            Phase::Handshake(_) | Phase::Agreed(_) | Phase::Closing => unreachable!("operations are made in transmission"),
         }
     }
 
@@ -224,7 +256,7 @@ impl Connection {
     pub(super) fn into_operations(self) -> Slab<()> {
         match self.phase {
             Phase::Transmission(transmission) => transmission.into_operations(),
-            Phase::Handshake(_) | Phase::Closing => Slab::new(),
+            Phase::Handshake(_) | Phase::Agreed(_) | Phase::Closing => Slab::new(),
         }
     }
 }

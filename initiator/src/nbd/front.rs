@@ -17,8 +17,12 @@ use super::transmission::Supply;
 use super::volume::Volume;
 use crate::block::{BlockOp, BlockQueue, Ticket};
 
-/// The top 16 bits of all tokens of front ends ("NB").
+/// The top 16 bits of all tokens of front ends ("NB"). The next 16 are a front end's number.
 const TOKENS: u64 = 0x4e42;
+
+/// Bits of a token for a connection's place, and for the count of connections that tells apart those that had one place.
+const INDEX_BITS: u32 = 16;
+const GENERATION_BITS: u32 = 12;
 
 /// How often one pump looks at its connections before it lets the rest of the thread go on.
 const ROUNDS: usize = 8;
@@ -29,7 +33,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
 /// The NBD front end of a volume on one thread: see the [module](super).
 pub struct Front {
-    number: u8,
+    number: u16,
     volume: Arc<Volume>,
     entries: Vec<Entry>,
     buffers: Buffers,
@@ -41,6 +45,20 @@ pub struct Front {
     /// Whether the pause is over, so that stalled clients are looked for.
     paused: bool,
     stopping: bool,
+    ended_links: Vec<(LinkId, LinkEnd)>,
+}
+
+/// A socket to the kernel, by its number among those of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkId(pub usize);
+
+/// How a socket to the kernel ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkEnd {
+    /// The kernel said so: the device was freed.
+    Freed,
+    /// Any other end.
+    Lost,
 }
 
 /// A place for a connection.
@@ -50,6 +68,8 @@ enum Entry {
     Open {
         connection: Box<Connection>,
         handshake: Option<TimerId>,
+        /// The socket to the kernel that this is, if it is one.
+        link: Option<LinkId>,
     },
     /// The connection ended; these of its operations have not.
     Ended {
@@ -67,7 +87,7 @@ enum Purpose {
 
 impl Front {
     /// A front end without connections. `number` tells the front ends of one thread apart.
-    pub fn new<R: Reactor>(reactor: &R, number: u8, volume: Arc<Volume>) -> Self {
+    pub fn new<R: Reactor>(reactor: &R, number: u16, volume: Arc<Volume>) -> Self {
         let connections = volume.limits().connections;
         Self {
             number,
@@ -80,12 +100,19 @@ impl Front {
             pause: FIRST_PAUSE,
             paused: false,
             stopping: false,
+            ended_links: Vec::new(),
         }
     }
 
-    /// Whether a reactor's token is one of this front end's own.
+    /// The number of the front end whose own a reactor's token is.
+    #[expect(clippy::cast_possible_truncation, reason = "the field is cut out of the token as it was put together")]
+    pub fn number_of(token: Token) -> Option<u16> {
+        (token.0 >> 48 == TOKENS).then_some((token.0 >> 32) as u16)
+    }
+
+    /// Whether a reactor's token is this front end's own.
     pub fn owns(&self, token: Token) -> bool {
-        token.0 >> 40 == TOKENS << 8 | u64::from(self.number)
+        Self::number_of(token) == Some(self.number)
     }
 
     /// The volume that it serves.
@@ -100,10 +127,8 @@ impl Front {
 
     /// Takes over a client that connected. One that is over the limit of connections is closed, with a line in the log.
     pub fn adopt<R: Reactor>(&mut self, reactor: &mut R, incoming: R::Incoming) {
-        let index = self.free_entry();
-        self.generation = self.generation.wrapping_add(1);
-        let token = self.token(Purpose::Stream, index, self.generation);
-        let stream = match reactor.adopt(incoming, token) {
+        let index = self.next_place();
+        let stream = match reactor.adopt(incoming, self.token(Purpose::Stream, index, self.generation)) {
             Ok(stream) => stream,
             Err(error) => return tracing::warn!("cannot take over an NBD connection: {error}"),
         };
@@ -119,7 +144,58 @@ impl Front {
         let deadline = reactor.now() + self.volume.limits().handshake;
         let handshake = Some(reactor.set_timer(deadline, self.token(Purpose::Handshake, index, self.generation)));
         let connection = Box::new(Connection::new(stream, peer, self.generation, self.volume.exports()));
-        let entry = Entry::Open { connection, handshake };
+        self.open_at(index, Entry::Open { connection, handshake, link: None });
+    }
+
+    /// Takes over a socket whose other end the kernel has, and which is past the handshake. The limit of connections is not for these.
+    /// [`Self::next_ended_link`] tells of its end.
+    pub fn attach<R: Reactor>(&mut self, reactor: &mut R, incoming: R::Incoming, link: LinkId) {
+        let index = self.next_place();
+        let stream = match reactor.adopt(incoming, self.token(Purpose::Stream, index, self.generation)) {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!("cannot take over a socket to the kernel: {error}");
+                return self.ended_links.push((link, LinkEnd::Lost));
+            }
+        };
+        if self.stopping {
+            return reactor.close(stream);
+        }
+        self.volume.enter_always();
+        let peer = reactor.peer(stream);
+        // The version first: exports that are newer than it says are renewed once more.
+        let version = self.volume.version();
+        let connection = Connection::attached(stream, peer, self.generation, self.volume.exports(), version);
+        self.open_at(index, Entry::Open { connection: Box::new(connection), handshake: None, link: Some(link) });
+    }
+
+    /// A socket to the kernel that has ended, and how.
+    pub fn next_ended_link(&mut self) -> Option<(LinkId, LinkEnd)> {
+        self.ended_links.pop()
+    }
+
+    /// Closes everything at once.
+    pub fn close<R: Reactor>(self, reactor: &mut R) {
+        for entry in self.entries {
+            if let Entry::Open { connection, handshake, .. } = entry {
+                if let Some(timer) = handshake {
+                    reactor.cancel_timer(timer);
+                }
+                reactor.close(connection.stream);
+            }
+        }
+        if let Some((_, timer)) = self.retry {
+            reactor.cancel_timer(timer);
+        }
+    }
+
+    /// The place for another connection, whose number in it is [`Self::generation`].
+    fn next_place(&mut self) -> usize {
+        self.generation = self.generation.wrapping_add(1) & ((1 << GENERATION_BITS) - 1);
+        self.free_entry()
+    }
+
+    fn open_at(&mut self, index: usize, entry: Entry) {
         if index == self.entries.len() {
             self.entries.push(entry);
         } else {
@@ -137,7 +213,7 @@ impl Front {
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
             return;
         }
-        let Some(Entry::Open { connection, handshake }) = self.entries.get_mut(index) else { return };
+        let Some(Entry::Open { connection, handshake, .. }) = self.entries.get_mut(index) else { return };
         if connection.generation != generation {
             return;
         }
@@ -166,9 +242,14 @@ impl Front {
         if std::mem::take(&mut self.paused) {
             self.end_stalled(&mut context);
         }
-        for (_, connection) in self.open() {
+        let version = self.volume.version();
+        for entry in &mut self.entries {
+            let Entry::Open { connection, link, .. } = entry else { continue };
             connection.watch(context.queue.losses());
             connection.dirty |= connection.is_waiting();
+            if link.is_some() && connection.exports_version != version {
+                connection.renew_exports(self.volume.exports(), version);
+            }
         }
         let mut again = true;
         for _ in 0..ROUNDS {
@@ -270,7 +351,7 @@ impl Front {
     }
 
     fn advance_one<R: Reactor, Q: BlockQueue<R>>(&mut self, index: usize, context: &mut Context<'_, R, Q>) {
-        let Some(Entry::Open { connection, handshake }) = self.entries.get_mut(index) else { return };
+        let Some(Entry::Open { connection, handshake, .. }) = self.entries.get_mut(index) else { return };
         let sizes = context.sizes;
         let mut supply = ConnectionSupply { index, context, buffers: &mut self.buffers, gate: self.volume.gate() };
         let result = connection.advance(self.volume.limits(), sizes, &mut supply);
@@ -314,7 +395,10 @@ impl Front {
 
     /// Ends a connection. Operations that were handed over go on without it, and the gate knows of them before the socket is closed.
     fn end<R: Reactor, Q: BlockQueue<R>>(&mut self, index: usize, end: &End, context: &mut Context<'_, R, Q>) {
-        let Entry::Open { connection, handshake } = std::mem::replace(&mut self.entries[index], Entry::Free) else { return };
+        let Entry::Open { connection, handshake, link } = std::mem::replace(&mut self.entries[index], Entry::Free) else { return };
+        if let Some(link) = link {
+            self.ended_links.push((link, if matches!(end, End::Disconnected) { LinkEnd::Freed } else { LinkEnd::Lost }));
+        }
         let client = Name(connection.peer.as_ref());
         match end {
             End::Violation(_) | End::BrokenReply { .. } | End::Stalled => tracing::warn!(%client, "NBD connection ended: {end}"),
@@ -364,14 +448,16 @@ impl Front {
     }
 
     fn token(&self, purpose: Purpose, index: usize, generation: u16) -> Token {
-        let index = u64::try_from(index).unwrap_or(u64::MAX) & 0xffff;
-        Token(TOKENS << 48 | u64::from(self.number) << 40 | (purpose as u64) << 32 | u64::from(generation) << 16 | index)
+        let index = u64::try_from(index).unwrap_or(u64::MAX) & ((1 << INDEX_BITS) - 1);
+        let purpose = (purpose as u64) << (INDEX_BITS + GENERATION_BITS);
+        Token(TOKENS << 48 | u64::from(self.number) << 32 | purpose | u64::from(generation) << INDEX_BITS | index)
     }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the fields are cut out of the token as they were put together")]
 fn split(Token(token): Token) -> (u8, u16, usize) {
-    ((token >> 32) as u8, (token >> 16) as u16, usize::from(token as u16))
+    let purpose = (token >> (INDEX_BITS + GENERATION_BITS)) as u8 & 0xf;
+    (purpose, (token >> INDEX_BITS) as u16 & ((1 << GENERATION_BITS) - 1), usize::from(token as u16))
 }
 
 /// The name of an operation: which connection, and which of its operations. A connection's place is not used again before all have ended.

@@ -56,7 +56,7 @@ mod request;
 mod transmission;
 mod volume;
 
-pub use front::Front;
+pub use front::{Front, LinkEnd, LinkId};
 pub use limits::Limits;
 pub use volume::Volume;
 

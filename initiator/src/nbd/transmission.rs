@@ -109,6 +109,11 @@ impl Transmission {
         }
     }
 
+    /// What the client may reach has changed, and it knows.
+    pub(super) fn renew_exports(&mut self, exports: Arc<[Export]>) {
+        self.exports = exports;
+    }
+
     /// Where the next bytes of the stream belong, when that is known: the rest of the piece of payload that is being filled.
     pub(super) fn payload_space(&mut self) -> Option<&mut [u8]> {
         let piece = self.payload.as_mut()?.piece.as_mut()?;

@@ -1,6 +1,6 @@
 //! What all threads share about one volume: its export, its gate, and how many connections it has.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use godwit_nbd::{BlockSizes, Export, InvalidExport, TransmissionFlags};
@@ -17,6 +17,8 @@ pub struct Volume {
     connections: AtomicUsize,
     /// The one export, as a slice for the handshake. Connections keep the one that they began with.
     exports: Mutex<Arc<[Export]>>,
+    /// Counts their changes.
+    version: AtomicU64,
 }
 
 impl Volume {
@@ -27,10 +29,17 @@ impl Volume {
     /// [`InvalidExport`] when NBD clients could not use such a volume.
     pub fn new(name: &str, description: &str, geometry: &Geometry, limits: Limits) -> Result<Arc<Self>, InvalidExport> {
         let exports = Arc::from([export(name, description, geometry)?]);
-        Ok(Arc::new(Self { limits, gate: Arc::default(), connections: AtomicUsize::new(0), exports: Mutex::new(exports) }))
+        Ok(Arc::new(Self {
+            limits,
+            gate: Arc::default(),
+            connections: AtomicUsize::new(0),
+            exports: Mutex::new(exports),
+            version: AtomicU64::new(0),
+        }))
     }
 
-    /// Takes over what changed about the volume (it grew). Clients that connect from now on see it.
+    /// Takes over what changed about the volume (it grew). Clients that connect from now on see it, and so
+    /// does the kernel, which is to be told only after this.
     ///
     /// # Errors
     ///
@@ -38,6 +47,7 @@ impl Volume {
     pub fn update(&self, geometry: &Geometry) -> Result<(), InvalidExport> {
         let old = self.exports();
         *self.exports.lock().unwrap_or_else(PoisonError::into_inner) = Arc::from([export(old[0].name(), old[0].description(), geometry)?]);
+        self.version.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
@@ -63,6 +73,21 @@ impl Volume {
     pub(super) fn enter(&self) -> bool {
         let one_more = |count: usize| (count < self.limits.connections).then_some(count + 1);
         self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+    }
+
+    /// Counts one more, whatever the limit.
+    pub(super) fn enter_always(&self) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The count of changes of [`Self::exports`].
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// The flags that a client without structured replies is told.
+    pub fn flags(&self) -> TransmissionFlags {
+        self.exports()[0].flags_for(false)
     }
 
     pub(super) fn leave(&self) {

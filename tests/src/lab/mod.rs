@@ -16,6 +16,7 @@
 //!
 //! It fails when the body fails, when the guest dies or takes too long, and when its kernel complains ([`kernel_log`]).
 
+pub mod attached;
 pub mod disk;
 pub mod filesystem;
 pub mod flaky;

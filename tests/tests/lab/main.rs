@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's")]
 
 mod admission;
+mod attach;
 mod cells;
 mod commands;
 mod devices;

@@ -8,6 +8,7 @@ use godwit_nvme::sqe::Connect;
 use godwit_nvme::{Cid, ConnectRefusal, ConnectResult, Cqe, Sqe};
 use godwit_rdma::{Access, Completion, Disconnect, Fabric, QpConfig, QpId, Rkey, WorkId};
 use godwit_reactor::{Reactor, Time};
+use tracing::warn;
 
 use super::{IoQueue, Link, QueueTimer, depth};
 use crate::block::{BlockError, Geometry};
@@ -123,6 +124,10 @@ impl IoQueue {
         self.waiting.clear();
         self.delayed.clear();
         let all: Vec<_> = self.operations.iter().map(|(index, _)| index).collect();
+        if !all.is_empty() {
+            let changes = self.operations.iter().filter(|(_, operation)| operation.action.is_change()).count();
+            warn!(queue = self.queue, "{} operations are not carried out, {changes} of which were to change data", all.len());
+        }
         for index in all {
             self.end_here(index, Err(BlockError::VolumeGone));
         }

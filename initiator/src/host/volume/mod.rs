@@ -570,6 +570,7 @@ impl VolumeControl {
                 io_queues: self.io_queues,
                 queue_depth,
                 unsafe_shutdowns: self.unsafe_shutdowns,
+                ledger: Arc::clone(&self.ledger),
             })));
         } else {
             info!(volume = name, "connected again");

@@ -130,11 +130,12 @@ impl VolumeControl {
         let attached = session.attached.clone();
         let geometry = attached.geometry;
         info!(volume = self.settings.name, "grown to {size_bytes} bytes");
+        // The queues first: whoever hears of the event may use the new size at once.
+        self.order_all(|_| Order::Resize(geometry));
         if matches!(self.state, State::Live) {
             self.volume = Some(attached);
             self.events.send(VolumeEvent::Resized(geometry));
         }
-        self.order_all(|_| Order::Resize(geometry));
     }
 }
 

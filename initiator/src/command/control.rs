@@ -1,0 +1,283 @@
+//! `godwit list`, `status` and `disconnect`: they ask the daemons of this machine, by their control sockets.
+
+use std::fs;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use godwit_control::{Client, ControlError};
+use nix::unistd::geteuid;
+use serde_json::{Value, json};
+
+use super::{Failure, print};
+use crate::cli::{AskArgs, DisconnectArgs, StatusArgs};
+use crate::daemon::ControlSocket;
+
+/// How long a daemon may take to answer: longer than it takes to flush a device.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Between two looks with `--watch`.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How the control sockets of initiators begin.
+const PREFIX: &str = "initiator";
+
+/// The folder of this user's control sockets, where there is one.
+fn folder() -> Option<PathBuf> {
+    if geteuid().is_root() {
+        return Some("/run/godwit".into());
+    }
+    Some(PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join("godwit"))
+}
+
+/// The control socket of a daemon that is told none. `None` where there is no place for one.
+pub(super) fn of_this_process(told: Option<&Path>) -> Option<ControlSocket> {
+    own(told, &format!("{PREFIX}-{}.sock", std::process::id()))
+}
+
+/// The control socket of the daemon of a configuration, of which a machine has one.
+pub(super) fn of_the_configured(told: Option<&Path>) -> Option<ControlSocket> {
+    own(told, &format!("{PREFIX}.sock"))
+}
+
+fn own(told: Option<&Path>, name: &str) -> Option<ControlSocket> {
+    if let Some(path) = told {
+        return Some(ControlSocket { path: path.to_owned(), is_asked_for: true });
+    }
+    let folder = folder()?;
+    match fs::create_dir_all(&folder) {
+        Ok(()) => Some(ControlSocket { path: folder.join(name), is_asked_for: false }),
+        Err(error) => {
+            tracing::info!("`godwit list` does not find this daemon: {}: {error}", folder.display());
+            None
+        }
+    }
+}
+
+/// The control sockets to ask.
+fn sockets(told: Option<&Path>) -> Vec<PathBuf> {
+    if let Some(path) = told {
+        return vec![path.to_owned()];
+    }
+    let entries = folder().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let is_socket = |path: &PathBuf| {
+        path.extension().is_some_and(|extension| extension == "sock")
+            && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX))
+    };
+    let mut sockets: Vec<_> = entries.map(|entry| entry.path()).filter(is_socket).collect();
+    sockets.sort();
+    sockets
+}
+
+/// What all daemons say of their volumes, or of one.
+fn ask_all(ask: &AskArgs, volume: Option<&str>) -> Result<Vec<Value>, Failure> {
+    let mut volumes = Vec::new();
+    for socket in sockets(ask.control.as_deref()) {
+        match Client::call(&socket, &json!({ "command": "status", "volume": volume }), PATIENCE) {
+            Ok(Value::Array(more)) => volumes.extend(more),
+            // Another daemon may have it. And one that was killed has left its socket.
+            Err(ControlError::Refused(_)) => {}
+            Err(ControlError::NoServer(_)) if ask.control.is_none() => {}
+            Ok(_) => return Err(failed(&ControlError::NoAnswer(socket))),
+            Err(error) => return Err(failed(&error)),
+        }
+    }
+    match volume {
+        Some(name) if volumes.is_empty() => Err(unknown(name)),
+        _ => Ok(volumes),
+    }
+}
+
+pub(super) fn list(args: &AskArgs) -> Result<(), Failure> {
+    let volumes = ask_all(args, None)?;
+    if args.json {
+        return print_json(&Value::Array(volumes));
+    }
+    if volumes.is_empty() {
+        return print(b"no volumes: `godwit connect` or `godwit run` attaches some\n");
+    }
+    let mut rows = vec![["NAME", "STATE", "SIZE", "SERVED AS", "TARGET", "NQN"].map(str::to_owned)];
+    rows.extend(volumes.iter().map(|volume| {
+        [
+            text(&volume["name"]),
+            text(&volume["state"]),
+            volume["size_bytes"].as_u64().map_or_else(|| "-".to_owned(), size),
+            text(&volume["served"]),
+            text(&volume["address"]),
+            text(&volume["nqn"]),
+        ]
+    }));
+    print(table(&rows).as_bytes())
+}
+
+pub(super) fn status(args: &StatusArgs) -> Result<(), Failure> {
+    loop {
+        let volumes = ask_all(&args.ask, args.volume.as_deref())?;
+        if args.ask.json {
+            print_json(&Value::Array(volumes))?;
+        } else {
+            // Terminals are cleared, so that the numbers stand where they stood.
+            let clear = if args.watch && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+            let shown: Vec<String> = volumes.iter().map(show).collect();
+            let none = if shown.is_empty() { "no volumes: `godwit connect` or `godwit run` attaches some\n" } else { "" };
+            print(format!("{clear}{}{none}", shown.join("\n")).as_bytes())?;
+        }
+        if !args.watch {
+            return Ok(());
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+pub(super) fn disconnect(args: &DisconnectArgs) -> Result<(), Failure> {
+    let request = json!({ "command": "disconnect", "volume": args.volume, "force": args.force });
+    for socket in sockets(args.ask.control.as_deref()) {
+        let here = json!({ "command": "status", "volume": args.volume });
+        match Client::call(&socket, &here, PATIENCE) {
+            Ok(_) => {
+                let answer = Client::call(&socket, &request, PATIENCE).map_err(|error| failed(&error))?;
+                if args.ask.json {
+                    return print_json(&answer);
+                }
+                return print(format!("detached: {}\n", text(&answer["detached"])).as_bytes());
+            }
+            Err(ControlError::Refused(_) | ControlError::NoServer(_)) => {}
+            Err(error) => return Err(failed(&error)),
+        }
+    }
+    Err(unknown(&args.volume))
+}
+
+pub(super) fn prepare_shutdown(args: &AskArgs) -> Result<(), Failure> {
+    for socket in sockets(args.control.as_deref()) {
+        match Client::call(&socket, &json!({ "command": "prepare_shutdown" }), PATIENCE) {
+            Ok(_) | Err(ControlError::NoServer(_)) => {}
+            Err(error) => return Err(failed(&error)),
+        }
+    }
+    Ok(())
+}
+
+fn failed(error: &ControlError) -> Failure {
+    Failure::Failed(error.to_string())
+}
+
+fn unknown(name: &str) -> Failure {
+    Failure::Failed(format!("no daemon of this user has a volume `{name}`: `godwit list` shows those there are"))
+}
+
+fn print_json(value: &Value) -> Result<(), Failure> {
+    print(format!("{value:#}\n").as_bytes())
+}
+
+/// A value for people; `-` for what is not there.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    godwit_config::Size::from_bytes(bytes).to_string()
+}
+
+/// Columns, as wide as what is in them.
+fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+/// A volume, for people.
+fn show(volume: &Value) -> String {
+    let mut shown = format!(
+        "{}: {} for {} s, at {}, as {}\n",
+        text(&volume["name"]),
+        text(&volume["state"]),
+        text(&volume["since_seconds"]),
+        text(&volume["address"]),
+        text(&volume["served"])
+    );
+    if let Some(bytes) = volume["size_bytes"].as_u64() {
+        let access = if volume["read_only"] == true { ", read-only" } else { "" };
+        shown += &format!("  {} in blocks of {} bytes{access}, {}\n", size(bytes), text(&volume["block_bytes"]), text(&volume["nqn"]));
+    }
+    shown += &format!(
+        "  {} I/O queues of {}; {} in flight, {} waiting; {} reconnects, {} errors, {} sent again\n",
+        text(&volume["io_queues"]),
+        text(&volume["queue_depth"]),
+        text(&volume["in_flight"]),
+        text(&volume["waiting"]),
+        text(&volume["reconnects"]),
+        text(&volume["errors"]),
+        text(&volume["retries"])
+    );
+    let mut rows = vec![["  ", "COUNT", "BYTES", "P50 us", "P99 us", "P99.9 us", "MAX us"].map(str::to_owned)];
+    for kind in ["reads", "writes", "flushes", "discards", "zeroes"] {
+        let flow = &volume[kind];
+        if flow["count"].as_u64().is_none_or(|count| count == 0) {
+            continue;
+        }
+        let micros = |name: &str| flow["latency_us"][name].as_f64().map_or_else(|| "-".to_owned(), |micros| format!("{micros:.0}"));
+        rows.push([
+            format!("  {kind}"),
+            text(&flow["count"]),
+            text(&flow["bytes"]),
+            micros("p50"),
+            micros("p99"),
+            micros("p99.9"),
+            micros("max"),
+        ]);
+    }
+    if rows.len() > 1 {
+        shown += &table(&rows);
+    }
+    if volume["last_error"].is_object() {
+        shown += &format!("  last error: {}\n", text(&volume["last_error"]["text"]));
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume() -> Value {
+        json!({
+            "name": "vol0", "state": "live", "since_seconds": 12, "address": "127.0.0.1:4420", "served": "/dev/nbd0",
+            "nqn": "nqn.2026-11.org.example:vol0", "size_bytes": 1 << 30, "block_bytes": 4096, "read_only": true, "io_queues": 2,
+            "queue_depth": 127, "in_flight": 3, "waiting": 0, "reconnects": 1, "errors": 0, "retries": 0,
+            "reads": { "count": 2, "bytes": 8192, "latency_us": { "p50": 12.4, "p99": 20.0, "p99.9": 20.0, "max": 21.0 } },
+            "writes": { "count": 0, "bytes": 0, "latency_us": { "p50": null } },
+            "last_error": { "at": 0, "text": "the target closed the connection" },
+        })
+    }
+
+    #[test]
+    fn a_volume_is_shown_with_what_it_has_done() {
+        let expected = "vol0: live for 12 s, at 127.0.0.1:4420, as /dev/nbd0\n\
+                        \x20 1GiB in blocks of 4096 bytes, read-only, nqn.2026-11.org.example:vol0\n\
+                        \x20 2 I/O queues of 127; 3 in flight, 0 waiting; 1 reconnects, 0 errors, 0 sent again\n\
+                        \x20        COUNT  BYTES  P50 us  P99 us  P99.9 us  MAX us\n\
+                        \x20 reads  2      8192   12      20      20        21\n\
+                        \x20 last error: the target closed the connection\n";
+        assert_eq!(show(&volume()), expected);
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let rows = [["A", "B"], ["long", "x"]].map(|row| row.map(str::to_owned));
+        assert_eq!(table(&rows), "A     B\nlong  x\n");
+    }
+}

@@ -1,0 +1,248 @@
+//! What a daemon can be asked, on its control socket: objects with a `command`.
+//!
+//! `status` (of the `volume` that is named, or of all) gives a list of objects, `disconnect` detaches a `volume`, `prepare_shutdown` has lost targets
+//! given up soon. Programs read these, so names stay.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use godwit_control::metrics::{self, Kind, Text};
+use godwit_control::{ControlError, Handle, Server, refusal};
+use serde_json::{Map, Value, json};
+
+use super::volume::{Outlet, Stage, Volume};
+use super::{Daemon, Notice};
+use crate::device::Disk;
+use crate::host::{Flow, Latency, QueueStatus, VolumeInfo, VolumeState};
+
+/// Who may ask: the daemon's user.
+const MODE: u32 = 0o600;
+
+/// How long a request may take: a flush of what the kernel holds, most of it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long the kernel may take to say who uses a device.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long the kernel may take to write a device out before it is freed.
+const FLUSH: Duration = Duration::from_secs(30);
+
+/// The same when it is to be freed in any case.
+const FORCED_FLUSH: Duration = Duration::from_secs(5);
+
+/// Opens the control socket.
+pub(super) fn listen(path: PathBuf, notices: &Sender<Notice>) -> Result<Handle, ControlError> {
+    let ask = asker(notices);
+    Server::bind(path, MODE)?.serve(ask)
+}
+
+/// Serves metrics for Prometheus.
+pub(super) fn serve_metrics(address: SocketAddr, notices: &Sender<Notice>) -> Result<metrics::Handle, ControlError> {
+    let ask = asker(notices);
+    metrics::serve(address, move || exposition(&ask(json!({ "command": "status" }))))
+}
+
+/// Hands a request to the control thread, and waits for its answer.
+fn asker(notices: &Sender<Notice>) -> impl Fn(Value) -> Value + Send + Sync + 'static {
+    let notices = std::sync::Mutex::new(notices.clone());
+    move |request| {
+        let (tell, answer) = channel();
+        let notices = notices.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        if notices.send(Notice::Request(request, tell)).is_err() {
+            return refusal("the daemon is ending");
+        }
+        answer.recv_timeout(PATIENCE).unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => refusal(format!("not done within {} s; it may be yet", PATIENCE.as_secs())),
+            RecvTimeoutError::Disconnected => refusal("the daemon has ended meanwhile"),
+        })
+    }
+}
+
+/// Who uses a device, in words.
+pub(super) fn holder(disk: Disk) -> Option<String> {
+    within(LOOK, move || disk.holder()).unwrap_or_else(|| Some("it does not answer".to_owned()))
+}
+
+/// Whether a device may be freed. What the kernel has of it was written out then.
+pub(super) fn release(disk: Disk, force: bool) -> Result<(), String> {
+    if !force && let Some(holder) = holder(disk) {
+        return Err(format!("{disk} is in use: {holder}; unmount it first, or add --force to lose what was not written"));
+    }
+    let limit = if force { FORCED_FLUSH } else { FLUSH };
+    match within(limit, move || disk.flush()) {
+        Some(Ok(())) => Ok(()),
+        _ if force => Ok(()),
+        Some(Err(error)) => Err(format!("{disk} cannot be flushed ({error}); add --force to lose what was not written")),
+        None => Err(format!(
+            "{disk} could not be flushed within {} s, for the target is away; add --force to lose what was not written",
+            limit.as_secs()
+        )),
+    }
+}
+
+/// What the kernel answers, if it does in time: it may wait for a target that is away.
+fn within<T: Send + 'static>(limit: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (tell, answer) = channel();
+    std::thread::spawn(move || tell.send(ask()));
+    answer.recv_timeout(limit).ok()
+}
+
+impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
+    /// Answers a request, now or later.
+    pub(super) fn on_request(&mut self, request: &Value, answer: Sender<Value>) {
+        let name = request.get("volume").and_then(Value::as_str);
+        let now = Instant::now();
+        let reply = match request.get("command").and_then(Value::as_str) {
+            Some("status") => match name {
+                None => Value::Array(self.volumes.values().map(|volume| describe(volume, now)).collect()),
+                Some(name) => match self.named(name) {
+                    Some(number) => Value::Array(vec![describe(&self.volumes[&number], now)]),
+                    None => unknown(name),
+                },
+            },
+            Some("disconnect") => match name.map(|name| (name, self.named(name))) {
+                None => refusal("`disconnect` needs a `volume`"),
+                Some((name, None)) => unknown(name),
+                Some((_, Some(number))) => {
+                    let force = request.get("force").and_then(Value::as_bool).unwrap_or(false);
+                    return self.release(number, force, Some(answer));
+                }
+            },
+            Some("prepare_shutdown") => {
+                self.prepare_shutdown();
+                json!({ "prepared": self.volumes.len() })
+            }
+            Some(command) => refusal(format!("`{command}` is not a command: there are status, disconnect and prepare_shutdown")),
+            None => refusal("a request is an object with a `command`"),
+        };
+        // Whoever asked may have gone.
+        let _ = answer.send(reply);
+    }
+
+    /// A volume by its name, its NQN, or where it is served.
+    fn named(&self, name: &str) -> Option<crate::worker::VolumeNumber> {
+        let matches = |volume: &Volume| {
+            volume.wanted.name == name || volume.wanted.settings.names.subsystem.as_str() == name || volume.place().as_deref() == Some(name)
+        };
+        self.volumes.iter().find(|(_, volume)| matches(volume)).map(|(&number, _)| number)
+    }
+}
+
+fn unknown(name: &str) -> Value {
+    refusal(format!("there is no volume `{name}` here"))
+}
+
+/// What there is to say of a volume.
+fn describe(volume: &Volume, now: Instant) -> Value {
+    let settings = &volume.wanted.settings;
+    let control = settings.status.control();
+    let total = settings.status.total();
+    let state = match volume.stage {
+        Stage::Failed { .. } => "failed",
+        Stage::Releasing | Stage::Draining { .. } | Stage::Detaching { .. } if control.state != VolumeState::Gone => "detaching",
+        _ => control.state.name(),
+    };
+    let mut text = Map::new();
+    let mut put = |name: &str, value: Value| text.insert(name.to_owned(), value);
+    put("name", json!(volume.wanted.name));
+    put("state", json!(state));
+    put("since_seconds", json!(now.saturating_duration_since(control.since).as_secs()));
+    put("nqn", json!(settings.names.subsystem.as_str()));
+    put("address", json!(control.address.map(|address| address.to_string())));
+    put("controller", json!(control.cntlid.map(godwit_nvme::Cntlid::get)));
+    put("served", json!(volume.place()));
+    if let Some(served) = &volume.served {
+        let geometry = &served.geometry;
+        put("nsid", json!(served.info.identity.nsid.get()));
+        put("uuid", json!(served.info.identity.uuid.map(|uuid| uuid.to_string())));
+        put("size_bytes", json!(geometry.size_bytes));
+        put("block_bytes", json!(geometry.block_bytes));
+        put("read_only", json!(geometry.read_only));
+        let clients = if let Outlet::Nbd(_) = served.outlet { "clients" } else { "sockets" };
+        put(clients, json!(served.export.connections()));
+    }
+    put("io_queues", json!(control.io_queues));
+    put("queue_depth", json!(control.queue_depth));
+    put("keep_alive_seconds", json!(control.keep_alive.as_secs()));
+    put("reconnects", json!(control.reconnects));
+    put("attempts", json!(control.attempts));
+    put("in_flight", json!(total.in_flight));
+    put("waiting", json!(total.waiting));
+    for (name, flow) in flows(&total) {
+        put(name, json!({ "count": flow.count(), "bytes": flow.bytes, "latency_us": latency(&flow.latency) }));
+    }
+    put("errors", json!(total.errors));
+    put("retries", json!(total.retries));
+    put(
+        "last_error",
+        match control.last_error {
+            None => Value::Null,
+            Some((at, text)) => json!({ "at": at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()), "text": text }),
+        },
+    );
+    Value::Object(text)
+}
+
+fn flows(status: &QueueStatus) -> [(&'static str, &Flow); 5] {
+    [
+        ("reads", &status.reads),
+        ("writes", &status.writes),
+        ("flushes", &status.flushes),
+        ("discards", &status.discards),
+        ("zeroes", &status.zeroes),
+    ]
+}
+
+fn latency(latency: &Latency) -> Value {
+    let micros = |time: Option<Duration>| time.map(|time| time.as_secs_f64() * 1e6);
+    let [p50, p99, p999] = [500, 990, 999].map(|permille| micros(latency.permille(permille)));
+    json!({ "p50": p50, "p99": p99, "p99.9": p999, "max": micros(latency.max()) })
+}
+
+/// The answer to `status` as Prometheus reads it.
+fn exposition(status: &Value) -> String {
+    let mut text = Text::new();
+    let volumes: Vec<&Value> = status.as_array().into_iter().flatten().collect();
+    let name = |volume: &Value| volume["name"].as_str().unwrap_or_default().to_owned();
+    let number = |value: &Value| value.as_f64().unwrap_or_default();
+    let mut plain = |metric, kind, help, value: &dyn Fn(&Value) -> f64| {
+        let mut family = text.family(metric, kind, help);
+        for volume in &volumes {
+            family.sample(&[("volume", &name(volume))], value(volume));
+        }
+    };
+    let live = |volume: &Value| if volume["state"] == "live" { 1.0 } else { 0.0 };
+    plain("godwit_volume_up", Kind::Gauge, "Whether the volume is connected to its target.", &live);
+    plain("godwit_volume_size_bytes", Kind::Gauge, "Size of the volume.", &|volume| number(&volume["size_bytes"]));
+    plain("godwit_volume_commands_in_flight", Kind::Gauge, "Commands that the target has.", &|volume| number(&volume["in_flight"]));
+    plain("godwit_volume_operations_waiting", Kind::Gauge, "Operations that wait to be sent.", &|volume| number(&volume["waiting"]));
+    plain("godwit_volume_reconnects_total", Kind::Counter, "Times that the volume came back after a loss.", &|volume| {
+        number(&volume["reconnects"])
+    });
+    plain("godwit_volume_errors_total", Kind::Counter, "Operations that ended with an error.", &|volume| number(&volume["errors"]));
+    plain("godwit_volume_retries_total", Kind::Counter, "Commands that were sent again.", &|volume| number(&volume["retries"]));
+    let kinds = ["reads", "writes", "flushes", "discards", "zeroes"];
+    let mut by_kind = |metric, help, value: &dyn Fn(&Value) -> f64| {
+        let mut family = text.family(metric, Kind::Counter, help);
+        for volume in &volumes {
+            for kind in kinds {
+                family.sample(&[("volume", &name(volume)), ("kind", kind)], value(&volume[kind]));
+            }
+        }
+    };
+    by_kind("godwit_volume_operations_total", "Operations that ended well.", &|flow| number(&flow["count"]));
+    by_kind("godwit_volume_bytes_total", "Bytes that operations moved.", &|flow| number(&flow["bytes"]));
+    let mut family = text.family("godwit_volume_latency_seconds", Kind::Gauge, "Latency of operations since the volume was attached.");
+    for volume in &volumes {
+        for kind in kinds {
+            for (quantile, name_of) in [("0.5", "p50"), ("0.99", "p99"), ("0.999", "p99.9")] {
+                if let Some(micros) = volume[kind]["latency_us"][name_of].as_f64() {
+                    family.sample(&[("volume", &name(volume)), ("kind", kind), ("quantile", quantile)], micros / 1e6);
+                }
+            }
+        }
+    }
+    text.finish()
+}

@@ -1,0 +1,105 @@
+//! A set of reactor threads, and the parts of volumes that are handed to them.
+
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use godwit_reactor::Waker;
+
+use super::{Notice, ServiceError};
+use crate::host::{Mailbox, VolumeEvent, VolumeSettings};
+use crate::worker::{self, ControlPart, FromWorker, Outbox, ToVolume, ToWorker, VolumeNumber, VolumePart, WorkerConfig};
+
+/// Reactor threads. They end when this is dropped.
+pub(super) struct Threads {
+    workers: Vec<Mailbox<ToWorker>>,
+    wakers: Vec<Waker>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// Starts so many threads, and returns when all of them work. Why one could not is in the notices.
+    pub(super) fn start(count: usize, config: &WorkerConfig, notices: &Sender<Notice>) -> Result<Self, ServiceError> {
+        let (ready, started) = channel();
+        let mut inboxes = Vec::new();
+        let mut handles = Vec::new();
+        for index in 0..count {
+            let (inbox, messages) = channel();
+            let (notices, ready, config) = (notices.clone(), ready.clone(), config.clone());
+            let outbox: Outbox = Box::new(move |report| {
+                // Whoever has ended first does not listen any more.
+                match report {
+                    FromWorker::Ready(index, waker) => drop(ready.send(Some((index, waker)))),
+                    FromWorker::Failed(error) => {
+                        let _ = notices.send(Notice::Worker(FromWorker::Failed(error)));
+                        let _ = ready.send(None);
+                    }
+                    report => drop(notices.send(Notice::Worker(report))),
+                }
+            });
+            let builder = std::thread::Builder::new().name(format!("reactor-{index}"));
+            handles.push(builder.spawn(move || worker::run(index, &config, messages, &outbox)).map_err(ServiceError::Start)?);
+            inboxes.push(inbox);
+        }
+        let mut wakers = vec![None; count];
+        while wakers.iter().any(Option::is_none) {
+            match started.recv() {
+                Ok(Some((index, waker))) => wakers[index] = Some(waker),
+                Ok(None) | Err(_) => return Err(ServiceError::Threads),
+            }
+        }
+        let wakers: Vec<Waker> = wakers.into_iter().flatten().collect();
+        let inboxes = inboxes.into_iter().zip(wakers.clone());
+        let workers = inboxes.map(|(inbox, waker)| Mailbox::new(inbox, move || waker.wake())).collect();
+        Ok(Self { workers, wakers, handles })
+    }
+
+    /// The threads, by number.
+    pub(super) fn workers(&self) -> &[Mailbox<ToWorker>] {
+        &self.workers
+    }
+
+    /// Gives each thread its part of a volume; the first one has the control.
+    pub(super) fn attach(&self, number: VolumeNumber, settings: &VolumeSettings, io_queues: usize, notices: &Sender<Notice>) {
+        let io_timeout = settings.io_timeout;
+        let (tell, news) = channel();
+        let to_control = {
+            let waker = self.wakers[0].clone();
+            Mailbox::new(tell, move || waker.wake())
+        };
+        let notices = notices.clone();
+        let events = Mailbox::with(move |event: VolumeEvent| drop(notices.send(Notice::Volume(number, event))));
+        let mut queues = Vec::new();
+        let mut parts = Vec::new();
+        for waker in self.wakers.iter().take(io_queues) {
+            let (order, orders) = channel();
+            let waker = waker.clone();
+            queues.push(Mailbox::new(order, move || waker.wake()));
+            parts.push(VolumePart { orders, to_control: to_control.clone(), io_timeout, control: None });
+        }
+        if let Some(first) = parts.first_mut() {
+            first.control = Some(ControlPart { settings: settings.clone(), queues, news, events });
+        }
+        // The control sends its first orders at once: every part must be on its way before.
+        for (worker, part) in self.workers.iter().zip(parts).rev() {
+            worker.send(ToWorker::Volume(number, ToVolume::Attach(Box::new(part))));
+        }
+    }
+
+    /// Tells all threads something about a volume.
+    pub(super) fn tell(&self, number: VolumeNumber, message: impl Fn() -> ToVolume) {
+        for worker in &self.workers {
+            worker.send(ToWorker::Volume(number, message()));
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        for worker in &self.workers {
+            worker.send(ToWorker::Exit);
+        }
+        for thread in self.handles.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

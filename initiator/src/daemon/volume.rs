@@ -1,0 +1,290 @@
+//! One volume of the daemon: how it is served, and where it stands.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use godwit_config::{NbdDevice, NbdEndpoint, NbdMode};
+use serde_json::Value;
+
+use super::ServiceError;
+use super::threads::Threads;
+use crate::block::Geometry;
+use crate::device::{self, Device, Links};
+use crate::host::{LossTimeout, VolumeInfo, VolumeSettings};
+use crate::nbd;
+use crate::socket::NbdSocket;
+use crate::worker::{ToVolume, ToWorker, VolumeNumber};
+
+/// How soon it is looked again whether a loss was told.
+const LOOK_FOR_TOLD: Duration = Duration::from_secs(1);
+
+/// A volume that is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    /// What people call it.
+    pub(crate) name: String,
+    pub(crate) settings: VolumeSettings,
+    pub(crate) io_queues: usize,
+    /// Reactor threads of its own: what an RDMA device may write to is no other volume's.
+    pub(crate) own_threads: bool,
+    pub(crate) service: Service,
+}
+
+impl Wanted {
+    /// Whether it is the same volume, attached and served in the same way.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        // All settings but those that each attachment has of its own.
+        let key = |wanted: &Self| {
+            let VolumeSettings { addresses, discovery, names, nsid, keep_alive, queue_size, .. } = wanted.settings.clone();
+            let VolumeSettings { reconnect_delay, fast_io_fail, loss_timeout, io_timeout, abort_timeout, read_only, .. } = wanted.settings;
+            let VolumeSettings { retain_bytes, uncounted, .. } = wanted.settings;
+            let times = (keep_alive, reconnect_delay, fast_io_fail, loss_timeout, io_timeout, abort_timeout);
+            (
+                wanted.io_queues,
+                wanted.service.clone(),
+                addresses,
+                discovery,
+                names,
+                nsid,
+                queue_size,
+                times,
+                (retain_bytes, uncounted, read_only),
+            )
+        };
+        key(self) == key(other)
+    }
+}
+
+/// How a volume is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// As an NBD export.
+    Nbd { endpoint: NbdEndpoint, mode: NbdMode, export_name: String },
+    /// As a block device of the kernel. As many sockets as I/O queues, unless told otherwise.
+    Device { device: NbdDevice, sockets: Option<usize> },
+}
+
+/// A volume of the daemon.
+pub(super) struct Volume {
+    pub(super) wanted: Wanted,
+    pub(super) threads: Option<Rc<Threads>>,
+    pub(super) stage: Stage,
+    /// What becomes of it when it has been taken down.
+    pub(super) after: After,
+    pub(super) served: Option<Served>,
+    /// Whether the first attempt to attach it has ended, one way or the other.
+    pub(super) settled: bool,
+    /// Who wants to know of its end.
+    pub(super) asked: Vec<Sender<Value>>,
+}
+
+/// What becomes of a volume when it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// It is forgotten.
+    Removed,
+    /// It is tried again.
+    Again,
+    /// It is kept, to tell why it is gone.
+    Gone,
+}
+
+/// Where a volume stands with the daemon. (Where it stands with its target, its status tells.)
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It is being attached, or it is served.
+    Running,
+    /// It is to be tried again.
+    Failed { again: Instant },
+    /// Its device is looked at and flushed, on a thread of its own.
+    Releasing,
+    /// Its clients' requests are being answered, on so many threads still.
+    Draining { busy: usize, until: Instant },
+    /// The target is being told.
+    Detaching { until: Instant },
+    /// It was given up.
+    Gone,
+}
+
+/// What there is of a volume that was up.
+pub(super) struct Served {
+    pub(super) info: VolumeInfo,
+    pub(super) geometry: Geometry,
+    pub(super) export: Arc<nbd::Volume>,
+    pub(super) outlet: Outlet,
+    /// When to look whether the device's users were told of a loss meanwhile.
+    pub(super) untold: Option<Instant>,
+}
+
+pub(super) enum Outlet {
+    Nbd(NbdSocket),
+    Device(Device, Links),
+    /// The device was freed.
+    Nothing,
+}
+
+impl Volume {
+    /// Serves the volume, which is up now.
+    pub(super) fn serve(&mut self, number: VolumeNumber, info: VolumeInfo) -> Result<(), ServiceError> {
+        let Some(threads) = &self.threads else { return Ok(()) };
+        let workers = &threads.workers()[..info.io_queues.min(threads.workers().len())];
+        let settings = &self.wanted.settings;
+        let name = if let Service::Nbd { export_name, .. } = &self.wanted.service { export_name } else { "" };
+        let export = nbd::Volume::new(name, &settings.name, &info.geometry, nbd::Limits::default())?;
+        let outlet = match &self.wanted.service {
+            Service::Nbd { endpoint, mode, .. } => {
+                let (socket, listener) = NbdSocket::listen(endpoint, *mode)?;
+                serve_on(workers, number, &export);
+                workers[0].send(ToWorker::Volume(number, ToVolume::Listen(listener, workers.to_vec())));
+                Outlet::Nbd(socket)
+            }
+            Service::Device { device, sockets } => {
+                let sockets = sockets.unwrap_or(workers.len());
+                let (device, ends) = Device::attach(*device, &for_kernel(settings, &info, info.geometry, &export), sockets)?;
+                serve_on(workers, number, &export);
+                let links = Links::new(ends.len(), Instant::now());
+                for (link, end) in ends.into_iter().enumerate() {
+                    workers[link % workers.len()].send(ToWorker::Volume(number, ToVolume::Link(nbd::LinkId(link), end)));
+                }
+                Outlet::Device(device, links)
+            }
+        };
+        self.served = Some(Served { geometry: info.geometry, info, export, outlet, untold: None });
+        self.remember_losses();
+        Ok(())
+    }
+
+    /// The volume has grown.
+    pub(super) fn resize(&mut self, geometry: Geometry) {
+        let Some(served) = &mut self.served else { return };
+        served.geometry = geometry;
+        if let Err(error) = served.export.update(&geometry) {
+            return tracing::warn!(volume = self.wanted.name, "NBD clients cannot see the new size: {error}");
+        }
+        // Only now: the kernel uses the new size at once.
+        if let Outlet::Device(device, _) = &served.outlet
+            && let Err(error) = device.change(&for_kernel(&self.wanted.settings, &served.info, geometry, &served.export))
+        {
+            tracing::warn!(volume = self.wanted.name, "{error}");
+        }
+    }
+
+    /// What waits for a lost target waits no longer than this from now on, in the kernel too.
+    pub(super) fn limit_loss_timeout(&mut self, limit: Duration) {
+        let settings = &mut self.wanted.settings;
+        settings.loss_timeout = match settings.loss_timeout {
+            LossTimeout::After(after) => LossTimeout::After(after.min(limit)),
+            LossTimeout::Never => LossTimeout::After(limit),
+        };
+        if let Some(Served { info, geometry, export, outlet: Outlet::Device(device, _), .. }) = &self.served
+            && let Err(error) = device.change(&for_kernel(settings, info, *geometry, export))
+        {
+            tracing::warn!(volume = self.wanted.name, "{error}");
+        }
+    }
+
+    /// Keeps for the next daemon what the users of the device know of losses. One that they were not told yet is
+    /// looked after again.
+    pub(super) fn remember_losses(&mut self) {
+        let Some(Served { info, outlet: Outlet::Device(device, _), untold, .. }) = &mut self.served else { return };
+        // In this order: a loss that came with a new count is on record before the count is.
+        let unsafe_shutdowns = self.wanted.settings.status.control().unsafe_shutdowns;
+        *untold = (!info.are_losses_told()).then(|| Instant::now() + LOOK_FOR_TOLD);
+        if untold.is_none() {
+            device.remember(unsafe_shutdowns.unwrap_or(0));
+        }
+    }
+
+    /// A socket to the kernel has ended.
+    pub(super) fn link_ended(&mut self, link: nbd::LinkId, end: nbd::LinkEnd, now: Instant) {
+        let Some(Served { outlet, .. }) = &mut self.served else { return };
+        let Outlet::Device(device, links) = outlet else { return };
+        if end == nbd::LinkEnd::Freed || !device.is_attached() {
+            tracing::warn!(volume = self.wanted.name, "{} was freed by somebody else", device.disk());
+            *outlet = Outlet::Nothing;
+        } else {
+            links.ended(link.0, now);
+        }
+    }
+
+    /// Gives the kernel fresh sockets for those that have ended, target or not: its requests wait here rather than there, where they would fail in the end.
+    pub(super) fn replace_links(&mut self, number: VolumeNumber, now: Instant) {
+        let (Some(threads), Some(Served { info, outlet: Outlet::Device(device, links), .. })) = (&self.threads, &mut self.served) else {
+            return;
+        };
+        let workers = &threads.workers()[..info.io_queues.min(threads.workers().len())];
+        while let Some(link) = links.next(now) {
+            match device.replace() {
+                Ok(end) => {
+                    tracing::info!(volume = self.wanted.name, "gave the kernel another socket for {}", device.disk());
+                    links.replaced(link, now);
+                    workers[link % workers.len()].send(ToWorker::Volume(number, ToVolume::Link(nbd::LinkId(link), end)));
+                }
+                Err(error) => {
+                    tracing::warn!(volume = self.wanted.name, "{error}");
+                    links.replaced(link, now);
+                    links.ended(link, now);
+                }
+            }
+        }
+    }
+
+    /// Frees the volume's device, if it has one: whatever the kernel waits for fails.
+    pub(super) fn free_device(&mut self) {
+        let Some(served) = &mut self.served else { return };
+        if let Outlet::Device(device, _) = std::mem::replace(&mut served.outlet, Outlet::Nothing)
+            && let Err(error) = device.detach()
+        {
+            tracing::warn!(volume = self.wanted.name, "{error}");
+        }
+    }
+
+    /// The volume's device.
+    pub(super) fn device(&self) -> Option<&Device> {
+        match &self.served.as_ref()?.outlet {
+            Outlet::Device(device, _) => Some(device),
+            Outlet::Nbd(_) | Outlet::Nothing => None,
+        }
+    }
+
+    /// When something is to be done about it.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let stage = match self.stage {
+            Stage::Failed { again: at } | Stage::Draining { until: at, .. } | Stage::Detaching { until: at } => Some(at),
+            Stage::Running | Stage::Releasing | Stage::Gone => None,
+        };
+        let links = match self.served.as_ref().map(|served| &served.outlet) {
+            Some(Outlet::Device(_, links)) => links.next_due(),
+            _ => None,
+        };
+        let untold = self.served.as_ref().and_then(|served| served.untold);
+        stage.into_iter().chain(links).chain(untold).min()
+    }
+
+    /// Where people find it: a device, or a URI.
+    pub(super) fn place(&self) -> Option<String> {
+        match (&self.served.as_ref()?.outlet, &self.wanted.service) {
+            (Outlet::Nbd(socket), Service::Nbd { export_name, .. }) => Some(socket.uri(export_name)),
+            (Outlet::Device(device, _), _) => Some(device.disk().to_string()),
+            _ => None,
+        }
+    }
+}
+
+fn serve_on(workers: &[crate::host::Mailbox<ToWorker>], number: VolumeNumber, export: &Arc<nbd::Volume>) {
+    for worker in workers {
+        worker.send(ToWorker::Volume(number, ToVolume::Serve(Arc::clone(export))));
+    }
+}
+
+fn for_kernel<'a>(settings: &'a VolumeSettings, info: &'a VolumeInfo, geometry: Geometry, export: &nbd::Volume) -> device::Volume<'a> {
+    device::Volume {
+        nqn: settings.names.subsystem.as_str(),
+        identity: &info.identity,
+        geometry,
+        flags: export.flags(),
+        loss_timeout: settings.loss_timeout,
+    }
+}
