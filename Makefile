@@ -5,10 +5,10 @@ CARGO ?= cargo
 OUT := $(or $(CARGO_TARGET_DIR),build)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-test setup-lab cargo build demo test lab bench fmt lint doc clean
+.PHONY: help setup setup-demo setup-test setup-lab cargo build install uninstall deb demo test lab bench fmt lint doc clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: setup-test ## install the system packages that are missing (as root, or with sudo)
 
@@ -26,6 +26,17 @@ cargo:
 
 build: cargo ## build both programs, optimised
 	$(CARGO) build --locked --release -p godwit -p godwit-target
+
+export PREFIX SYSCONFDIR DESTDIR
+
+install: ## install what was built: programs, units, manual pages, completions, samples (PREFIX=/usr/local, DESTDIR=)
+	@scripts/install install $(OUT)/release
+
+uninstall: ## remove what `make install` installed; configurations stay
+	@scripts/install uninstall $(OUT)/release
+
+deb: build ## build a Debian package of each program, in build/debian
+	@scripts/deb $(OUT)
 
 demo: setup-demo build ## run target, initiator and fio on this machine (ARGS="..." goes to godwit demo)
 	$(OUT)/release/godwit demo $(ARGS)

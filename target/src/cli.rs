@@ -69,7 +69,7 @@ struct Cli {
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 
-    /// Listen for `status`, `reload` and `reopen` at this socket [default: target.sock in the unit's runtime directory, in /run/godwit for
+    /// Listen for `status`, `reload` and `reopen` at this socket [default: target.sock in the unit's runtime directory, in /run/godwit-target for
     /// root, in $XDG_RUNTIME_DIR/godwit for others]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,

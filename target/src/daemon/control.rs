@@ -21,14 +21,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The name of the socket in the runtime directory.
 const NAME: &str = "target.sock";
 
-/// Where the socket is unless it is said otherwise: in what systemd made for the daemon, in `/run/godwit` for root, in the runtime directory of other users.
-/// `None` when there is none of these.
+/// Where the socket is unless it is said otherwise: in what systemd made for the daemon, in `/run/godwit-target` for root, where the unit has it too, in the
+/// runtime directory of other users. `None` when there is none of these.
 #[must_use]
 pub(crate) fn usual_path() -> Option<PathBuf> {
     let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let of_service = from("RUNTIME_DIRECTORY").and_then(|all| all.to_str().and_then(|all| all.split(':').next()).map(PathBuf::from));
     let directory = of_service.or_else(|| match rustix::process::geteuid().is_root() {
-        true => Some(PathBuf::from("/run/godwit")),
+        true => Some(PathBuf::from("/run/godwit-target")),
         false => from("XDG_RUNTIME_DIR").map(|directory| directory.join("godwit")),
     })?;
     Some(directory.join(NAME))

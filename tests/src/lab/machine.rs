@@ -48,6 +48,8 @@ pub struct Run {
     pub console: String,
     /// The kernel's log when the command had ended.
     pub kernel_log: String,
+    /// The end of systemd's journal, if the command failed under it.
+    pub journal: String,
     /// Whether the guest got as far as the body of a case.
     pub(super) started: bool,
     /// Whether the body came to its end.
@@ -101,7 +103,13 @@ impl Machine {
     fn start(guest: &Guest, image: &Image, command: &[&str]) -> std::io::Result<Self> {
         let folder = tempfile::Builder::new().prefix("godwit-lab-").tempdir()?;
         fs::copy(script("guest"), folder.path().join("guest"))?;
-        fs::write(folder.path().join("environment"), format!("KERNEL={}\n", quoted(&image.kernel.display().to_string())))?;
+        let kernel = quoted(&image.kernel.display().to_string());
+        let systemd = if guest.systemd { "1" } else { "" };
+        fs::write(folder.path().join("environment"), format!("KERNEL={kernel}\nSYSTEMD={systemd}\n"))?;
+        fs::create_dir(folder.path().join("systemd"))?;
+        for unit in ["lab.target", "lab.service"] {
+            fs::copy(script("systemd").join(unit), folder.path().join("systemd").join(unit))?;
+        }
         fs::write(folder.path().join("command"), shell_script(command)?)?;
         let mut keeper = Command::new(script("keeper"));
         keeper.arg(folder.path()).arg(QEMU).args(qemu_arguments(guest, image, folder.path()));
@@ -173,6 +181,7 @@ pub(super) fn run(guest: &Guest, command: &[&str]) -> Result<Run, Failure> {
         output,
         console: format!("{}{}", machine.file("console").unwrap_or_default(), machine.file("qemu").unwrap_or_default()),
         kernel_log: machine.file("dmesg").unwrap_or_default(),
+        journal: machine.file("journal").unwrap_or_default(),
         started: machine.folder.join(STARTED).exists(),
         passed: machine.folder.join(PASSED).exists(),
     })

@@ -26,6 +26,7 @@ mod machine;
 pub mod nvme;
 pub mod nvmet;
 pub mod rdma;
+pub mod systemd;
 
 use std::fs;
 use std::panic::Location;
@@ -80,13 +81,14 @@ pub struct Guest {
     device: Option<Device>,
     limit: Duration,
     kernel_arguments: String,
+    systemd: bool,
 }
 
 impl Default for Guest {
     fn default() -> Self {
         // Emulation is slow, and another guest and a busy machine slow it down further: many times what a case takes. Where something hangs, the case mostly
         // has a shorter patience of its own.
-        Self { kernel: Kernel::Linux6_12, device: None, limit: Duration::from_secs(900), kernel_arguments: String::new() }
+        Self { kernel: Kernel::Linux6_12, device: None, limit: Duration::from_secs(900), kernel_arguments: String::new(), systemd: false }
     }
 }
 
@@ -192,6 +194,11 @@ pub fn try_in_guest(guest: &Guest, body: impl FnOnce()) -> Result<(), Failure> {
         fs::write(Path::new(SHARED).join(PASSED), []).expect("the shared folder can be written to");
         return Ok(());
     }
+    boot(guest).map(|_| ())
+}
+
+/// Boots a guest that runs the calling test.
+fn boot(guest: &Guest) -> Result<Run, Failure> {
     // libtest names the thread of a test after it.
     let test = thread::current().name().unwrap_or_default().to_owned();
     let program = std::env::current_exe().expect("the test binary has a path").display().to_string();
@@ -206,12 +213,20 @@ pub fn try_in_guest(guest: &Guest, body: impl FnOnce()) -> Result<(), Failure> {
         Ended::TimedOut => return Err(Failure::TimedOut { limit: guest.limit, console: tail(&run.console) }),
         Ended::Died => return Err(Failure::Died { console: tail(&run.console) }),
         Ended::Exited(0) => {}
-        Ended::Exited(status) => return Err(Failure::Failed { status, kernel_log: tail(kernel_log::of_command(&run.kernel_log)) }),
+        Ended::Exited(status) => {
+            if !run.journal.is_empty() {
+                println!("the guest's journal:\n{}", run.journal);
+            }
+            return Err(Failure::Failed { status, kernel_log: tail(kernel_log::of_command(&run.kernel_log)) });
+        }
     }
     if !run.passed {
         return Err(Failure::NotRun);
     }
-    kernel_log::complaint(&run.kernel_log).map_or(Ok(()), |lines| Err(Failure::KernelComplained(lines)))
+    match kernel_log::complaint(&run.kernel_log) {
+        None => Ok(run),
+        Some(lines) => Err(Failure::KernelComplained(lines)),
+    }
 }
 
 /// Whether this process runs in a guest.

@@ -17,3 +17,4 @@ mod provider;
 mod queues;
 mod served;
 mod survival;
+mod systemd;
