@@ -5,7 +5,7 @@ CARGO ?= cargo
 OUT := $(or $(CARGO_TARGET_DIR),build)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-test setup-lab cargo build install uninstall deb demo test lab bench fmt lint doc clean
+.PHONY: help setup setup-demo setup-test setup-lab cargo build install uninstall deb demo test lab lab-long bench fmt lint doc clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,7 +49,7 @@ LAB_GUESTS ?= 2
 # What of the lab every change has to pass; the rest takes as long again, and is for `make lab`. siw may miss the first message of a quick peer, so a case
 # where our own iWARP is that peer of siw now and then fails.
 LAB_GATE := driver:: provider:: matrix:: durability:: --skip our_iwarp_initiator_uses_our_rdma_target_on_siw
-LAB := RUST_TEST_THREADS=$(LAB_GUESTS) $(CARGO) test --locked --no-fail-fast --release -p godwit-tests --test lab
+LAB = RUST_TEST_THREADS=$(LAB_GUESTS) $(CARGO) test --locked --no-fail-fast --release -p godwit-tests --test lab
 OTHER_TESTS := $(patsubst tests/tests/%.rs,--test %,$(patsubst %/main.rs,%.rs,$(filter-out %/lab/main.rs,$(wildcard tests/tests/*.rs tests/tests/*/main.rs))))
 
 # The crates with overflow checks and debug assertions; the programs as they ship, one test at a time, for each has the machine's timing; then the kernel lab,
@@ -61,8 +61,16 @@ test: setup-test build ## run every test
 	elif scripts/setup lab; then $(LAB) $(AS_ROOT) $(LAB_GATE); \
 	else echo "SKIPPED: the kernel lab: what it needs cannot be had on this machine, as said above"; $(LAB); fi
 
-lab: setup-lab build ## run all tests that boot a Linux kernel of their own in QEMU (as root)
-	$(LAB) $(AS_ROOT)
+# Tests of many minutes, in a module of their own.
+LAB_LONG := long::
+
+lab: setup-lab build ## run the tests that boot a Linux kernel of their own in QEMU (as root), but for the longest
+	$(LAB) $(or $(AS_ROOT),--) --skip $(LAB_LONG)
+
+# One guest at a time: each has much to write.
+lab-long: LAB_GUESTS = 1
+lab-long: setup-lab build ## run the longest of them: power cuts, memory pressure
+	$(LAB) $(or $(AS_ROOT),--) $(LAB_LONG)
 
 # Peers are measured where they are installed.
 bench: setup-demo build ## measure this machine, beside nbdkit and qemu where they are there (ARGS="--help" lists options)

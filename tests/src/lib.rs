@@ -10,6 +10,7 @@ pub mod lab;
 pub mod load;
 pub mod nbd;
 pub mod proxy;
+pub mod record_log;
 pub mod simulation;
 pub mod storage;
 pub mod tools;

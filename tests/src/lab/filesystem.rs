@@ -41,6 +41,11 @@ impl FileSystem {
         Self { kind, device: device.to_owned() }
     }
 
+    /// The one that is on a device.
+    pub fn on(kind: Kind, device: &Path) -> Self {
+        Self { kind, device: device.to_owned() }
+    }
+
     /// The same file system on a device that has another name now.
     #[must_use]
     pub fn moved_to(self, device: &Path) -> Self {

@@ -9,15 +9,14 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{Failure, Guest, INSIDE, Kernel, PASSED, STARTED, script};
-use crate::tools::{has, is_root};
+use super::{Failure, Forwarded, Guest, INSIDE, Kernel, PASSED, STARTED, modprobe, script, tail};
+use crate::daemon::wait_for;
+use crate::tools::{has, is_root, run as run_to_end};
 
 /// Two, so that what happens at the same time shows.
 const PROCESSORS: u32 = 2;
-/// A test program and two daemons, their files, and what the kernel's target has for a disk.
-const MEMORY_MIB: u32 = 2048;
 
 /// An Oops ends the guest, with the trace on the console, rather than leave it hanging. The guest is an ordinary process, which may stand still on a busy
 /// machine: what its kernel would say about lost time is no fault. The log is large enough for all that a case makes the kernel say.
@@ -111,6 +110,9 @@ impl Machine {
             fs::copy(script("systemd").join(unit), folder.path().join("systemd").join(unit))?;
         }
         fs::write(folder.path().join("command"), shell_script(command)?)?;
+        if let Some(drive) = &guest.drive {
+            drive.prepare(folder.path())?;
+        }
         let mut keeper = Command::new(script("keeper"));
         keeper.arg(folder.path()).arg(QEMU).args(qemu_arguments(guest, image, folder.path()));
         // A signal to our process group is not for the keeper, who has to clean up after us.
@@ -147,6 +149,11 @@ impl Machine {
         (String::from_utf8_lossy(&output).into_owned(), ended)
     }
 
+    /// What the kernel wrote to its console, and QEMU to its standard error.
+    fn console(&self) -> String {
+        format!("{}{}", self.file("console").unwrap_or_default(), self.file("qemu").unwrap_or_default())
+    }
+
     fn file(&self, name: &str) -> Option<String> {
         fs::read(self.folder.join(name)).ok().map(|content| String::from_utf8_lossy(&content).into_owned())
     }
@@ -159,8 +166,8 @@ impl Drop for Machine {
     }
 }
 
-/// See [`Guest::run`].
-pub(super) fn run(guest: &Guest, command: &[&str]) -> Result<Run, Failure> {
+/// Boots a guest that is to run a command.
+fn boot(guest: &Guest, command: &[&str]) -> Result<Machine, Failure> {
     if !is_root() {
         return Err(Failure::Unavailable("it needs root, as which guests run on this machine's files".to_owned()));
     }
@@ -168,8 +175,54 @@ pub(super) fn run(guest: &Guest, command: &[&str]) -> Result<Run, Failure> {
         return Err(Failure::Unavailable(format!("there is no {QEMU}")));
     }
     let image = image(guest.kernel)?;
+    Machine::start(guest, &image, command).map_err(|error| Failure::Unavailable(error.to_string()))
+}
+
+/// A guest that runs while who started it goes on. It is killed when it is dropped, as if its power was cut.
+#[derive(Debug)]
+pub struct Running {
+    machine: Machine,
+    limit: Duration,
+    deadline: Instant,
+    /// What it has printed and nobody has waited for.
+    output: Vec<u8>,
+}
+
+impl Running {
+    pub(super) fn start(guest: &Guest, command: &[&str]) -> Result<Self, Failure> {
+        let machine = boot(guest, command)?;
+        Ok(Self { machine, limit: guest.limit, deadline: Instant::now() + guest.limit, output: Vec::new() })
+    }
+
+    /// Waits until the command has printed a line.
+    ///
+    /// # Errors
+    ///
+    /// When the guest ends before, or its time limit passes.
+    pub fn await_line(&mut self, wanted: &str) -> Result<(), Failure> {
+        loop {
+            while let Some(end) = self.output.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<_> = self.output.drain(..=end).collect();
+                print_lines(&line);
+                if line.trim_ascii() == wanted.as_bytes() {
+                    return Ok(());
+                }
+            }
+            match self.machine.output.recv_timeout(self.deadline.saturating_duration_since(Instant::now())) {
+                Ok(chunk) => self.output.extend(chunk),
+                Err(RecvTimeoutError::Disconnected) => return Err(Failure::Died { console: tail(&self.machine.console()) }),
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(Failure::TimedOut { limit: self.limit, console: tail(&self.machine.console()) });
+                }
+            }
+        }
+    }
+}
+
+/// See [`Guest::run`].
+pub(super) fn run(guest: &Guest, command: &[&str]) -> Result<Run, Failure> {
+    let machine = boot(guest, command)?;
     let deadline = Instant::now() + guest.limit;
-    let machine = Machine::start(guest, &image, command).map_err(|error| Failure::Unavailable(error.to_string()))?;
     let (output, in_time) = machine.relay(deadline);
     let ended = match machine.file("status").and_then(|status| status.trim().parse().ok()) {
         Some(status) => Ended::Exited(status),
@@ -179,7 +232,7 @@ pub(super) fn run(guest: &Guest, command: &[&str]) -> Result<Run, Failure> {
     Ok(Run {
         ended,
         output,
-        console: format!("{}{}", machine.file("console").unwrap_or_default(), machine.file("qemu").unwrap_or_default()),
+        console: machine.console(),
         kernel_log: machine.file("dmesg").unwrap_or_default(),
         journal: machine.file("journal").unwrap_or_default(),
         started: machine.folder.join(STARTED).exists(),
@@ -198,7 +251,7 @@ fn qemu_arguments(guest: &Guest, image: &Image, folder: &Path) -> Vec<String> {
     let mut arguments = Vec::new();
     let mut add = |words: &[&str]| arguments.extend(words.iter().map(|&word| word.to_owned()));
     // Emulation everywhere: where there is KVM at all it is nested, and does not run every kernel.
-    add(&["-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-m", &MEMORY_MIB.to_string(), "-smp", &PROCESSORS.to_string()]);
+    add(&["-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-m", &guest.memory_mib.to_string(), "-smp", &PROCESSORS.to_string()]);
     add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
     add(&["-kernel", &image.kernel.join("vmlinuz").display().to_string(), "-initrd", &image.initrd.display().to_string()]);
     add(&["-append", &format!("{KERNEL_ARGUMENTS} {}", guest.kernel_arguments)]);
@@ -208,11 +261,26 @@ fn qemu_arguments(guest: &Guest, image: &Image, folder: &Path) -> Vec<String> {
     add(&["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=output,name=output", "-device", "virtio-rng-pci"]);
     add(&["-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap"]);
     add(&["-virtfs", &format!("local,path={},mount_tag=lab,security_model=none,multidevs=remap", option(folder))]);
+    if let Some(drive) = &guest.drive {
+        add(&["-blockdev", &drive.blockdev(folder), "-device", "virtio-blk-pci,drive=disk,serial=godwit-lab"]);
+    }
+    if let Some(Forwarded { here, there }) = guest.forwarded {
+        add(&["-netdev", &format!("user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{here}-:{there}")]);
+        add(&["-device", "virtio-net-pci,netdev=net,romfile="]);
+    }
     arguments
 }
 
+/// The guest's end of QEMU's user network, with the address that QEMU forwards to.
+pub(super) fn bring_up_network() {
+    modprobe(&["virtio_net"]);
+    wait_for("the network interface", Duration::from_secs(60), || Path::new("/sys/class/net/eth0").exists());
+    run_to_end(Command::new("ip").args(["link", "set", "eth0", "up"]));
+    run_to_end(Command::new("ip").args(["addr", "add", "10.0.2.15/24", "dev", "eth0"]));
+}
+
 /// A path as the value of one of QEMU's options.
-fn option(path: &Path) -> String {
+pub(super) fn option(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 

@@ -18,6 +18,7 @@
 
 pub mod attached;
 pub mod disk;
+pub mod drive;
 pub mod filesystem;
 pub mod flaky;
 pub mod kernel_log;
@@ -35,9 +36,10 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-pub use machine::{Ended, Run};
+pub use machine::{Ended, Run, Running};
 
 use crate::tools::run;
+use drive::Drive;
 use rdma::Device;
 
 /// What a guest has in its environment and nothing else has.
@@ -51,6 +53,9 @@ const STARTED: &str = "started";
 
 /// What the body leaves there when it has come to its end.
 const PASSED: &str = "passed";
+
+/// A test program and two daemons, their files, and what the kernel's target has for a disk.
+const MEMORY_MIB: u32 = 2048;
 
 /// How many lines of a log a failure shows.
 const TAIL: usize = 60;
@@ -74,6 +79,13 @@ impl Kernel {
     }
 }
 
+/// A TCP port of this machine's loopback that leads to one of a guest.
+#[derive(Debug, Clone, Copy)]
+struct Forwarded {
+    here: u16,
+    there: u16,
+}
+
 /// A guest to be.
 #[derive(Debug, Clone)]
 pub struct Guest {
@@ -82,13 +94,25 @@ pub struct Guest {
     limit: Duration,
     kernel_arguments: String,
     systemd: bool,
+    memory_mib: u32,
+    drive: Option<Drive>,
+    forwarded: Option<Forwarded>,
 }
 
 impl Default for Guest {
     fn default() -> Self {
         // Emulation is slow, and another guest and a busy machine slow it down further: many times what a case takes. Where something hangs, the case mostly
         // has a shorter patience of its own.
-        Self { kernel: Kernel::Linux6_12, device: None, limit: Duration::from_secs(900), kernel_arguments: String::new(), systemd: false }
+        Self {
+            kernel: Kernel::Linux6_12,
+            device: None,
+            limit: Duration::from_secs(900),
+            kernel_arguments: String::new(),
+            systemd: false,
+            memory_mib: MEMORY_MIB,
+            drive: None,
+            forwarded: None,
+        }
     }
 }
 
@@ -114,6 +138,51 @@ impl Guest {
     #[must_use]
     pub fn kernel_arguments(self, arguments: &str) -> Self {
         Self { kernel_arguments: arguments.to_owned(), ..self }
+    }
+
+    /// Another size of memory than 2 GiB.
+    #[must_use]
+    pub fn memory(self, memory_mib: u32) -> Self {
+        Self { memory_mib, ..self }
+    }
+
+    /// A disk, as [`drive::PATH`].
+    #[must_use]
+    pub fn drive(self, drive: Drive) -> Self {
+        Self { drive: Some(drive), ..self }
+    }
+
+    /// A network interface, by which who connects to a TCP port of 127.0.0.1 here reaches a port of the guest.
+    #[must_use]
+    pub fn forward(self, here: u16, there: u16) -> Self {
+        Self { forwarded: Some(Forwarded { here, there }), ..self }
+    }
+
+    /// Makes what the guest has been given ready for use, in the guest. [`in_guest`] does so by itself.
+    ///
+    /// # Panics
+    ///
+    /// When something does not come up.
+    pub fn bring_up(&self) {
+        if let Some(device) = self.device {
+            device.bring_up();
+        }
+        if self.drive.is_some() {
+            drive::bring_up();
+        }
+        if self.forwarded.is_some() {
+            machine::bring_up_network();
+        }
+    }
+
+    /// Boots the guest and runs the calling test in it, while the test goes on here: there, [`is_inside`] tells it its part.
+    ///
+    /// # Errors
+    ///
+    /// When there is no guest to be had here.
+    pub fn start(&self) -> Result<Running, Failure> {
+        let command = this_test();
+        Running::start(self, &command.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// Boots the guest, runs a command in it as root, and gives what came of it. What the command prints is printed as it comes.
@@ -187,9 +256,7 @@ pub fn in_guest(guest: &Guest, body: impl FnOnce()) {
 pub fn try_in_guest(guest: &Guest, body: impl FnOnce()) -> Result<(), Failure> {
     if is_inside() {
         fs::write(Path::new(SHARED).join(STARTED), []).expect("the shared folder can be written to");
-        if let Some(device) = guest.device {
-            device.bring_up();
-        }
+        guest.bring_up();
         body();
         fs::write(Path::new(SHARED).join(PASSED), []).expect("the shared folder can be written to");
         return Ok(());
@@ -199,10 +266,8 @@ pub fn try_in_guest(guest: &Guest, body: impl FnOnce()) -> Result<(), Failure> {
 
 /// Boots a guest that runs the calling test.
 fn boot(guest: &Guest) -> Result<Run, Failure> {
-    // libtest names the thread of a test after it.
-    let test = thread::current().name().unwrap_or_default().to_owned();
-    let program = std::env::current_exe().expect("the test binary has a path").display().to_string();
-    let command = [&program, "--exact", &test, "--include-ignored", "--nocapture", "--test-threads=1"];
+    let command = this_test();
+    let command: Vec<_> = command.iter().map(String::as_str).collect();
     let mut run = guest.run(&command)?;
     if !run.started && !matches!(run.ended, Ended::Exited(_)) {
         // An emulated machine does not always boot, which is nobody's fault that is tested here.
@@ -227,6 +292,15 @@ fn boot(guest: &Guest) -> Result<Run, Failure> {
         None => Ok(run),
         Some(lines) => Err(Failure::KernelComplained(lines)),
     }
+}
+
+/// The command that runs the calling test, and no other.
+fn this_test() -> Vec<String> {
+    // libtest names the thread of a test after it.
+    let test = thread::current().name().unwrap_or_default().to_owned();
+    let program = std::env::current_exe().expect("the test binary has a path").display().to_string();
+    let options = ["--include-ignored", "--nocapture", "--test-threads=1"].map(str::to_owned);
+    [vec![program, "--exact".to_owned(), test], options.to_vec()].concat()
 }
 
 /// Whether this process runs in a guest.

@@ -11,6 +11,7 @@ mod discovery;
 mod driver;
 mod durability;
 mod filesystems;
+mod long;
 mod matrix;
 mod offers;
 mod provider;
