@@ -410,17 +410,18 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         tell_systemd(&[NotifyState::Stopping]);
         self.stopping = true;
         let limit = Instant::now() + STOP;
+        let running = self.volumes.iter().filter(|(_, volume)| volume.stage == Stage::Running);
+        let devices: Vec<_> = running.filter_map(|(&number, volume)| Some((number, volume.device()?.disk()))).collect();
+        let disks: Vec<_> = devices.iter().map(|&(_, disk)| disk).collect();
+        for ((number, disk), holder) in devices.into_iter().zip(requests::holders(&disks)) {
+            let Some(volume) = self.volumes.get_mut(&number) else { continue };
+            match holder {
+                Some(holder) => info!(volume = volume.wanted.name, "{disk} stays for the next daemon: {holder}"),
+                None => volume.free_device(),
+            }
+        }
         let numbers: Vec<_> = self.volumes.keys().copied().collect();
         for number in numbers {
-            let Some(volume) = self.volumes.get_mut(&number) else { continue };
-            if let Some(disk) = volume.device().map(crate::device::Device::disk)
-                && volume.stage == Stage::Running
-            {
-                match requests::holder(disk) {
-                    Some(holder) => info!(volume = volume.wanted.name, "{disk} stays for the next daemon: {holder}"),
-                    None => volume.free_device(),
-                }
-            }
             self.stop(number, limit, After::Removed);
         }
         Ok(())

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use godwit_control::metrics::{self, Kind, Text};
@@ -24,7 +24,7 @@ const MODE: u32 = 0o600;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long the kernel may take to say who uses a device.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_secs(2);
 
 /// How long the kernel may take to write a device out before it is freed.
 const FLUSH: Duration = Duration::from_secs(30);
@@ -60,33 +60,36 @@ fn asker(notices: &Sender<Notice>) -> impl Fn(Value) -> Value + Send + Sync + 's
     }
 }
 
-/// Who uses a device, in words.
-pub(super) fn holder(disk: Disk) -> Option<String> {
-    within(LOOK, move || disk.holder()).unwrap_or_else(|| Some("it does not answer".to_owned()))
+/// Who uses each of these devices, in words.
+pub(super) fn holders(disks: &[Disk]) -> Vec<Option<String>> {
+    let looks: Vec<_> = disks.iter().map(|&disk| ask(move || disk.holder())).collect();
+    let deadline = Instant::now() + LOOK;
+    let silent = || Some("it does not answer".to_owned());
+    looks.iter().map(|look| look.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap_or_else(|_| silent())).collect()
 }
 
 /// Whether a device may be freed. What the kernel has of it was written out then.
 pub(super) fn release(disk: Disk, force: bool) -> Result<(), String> {
-    if !force && let Some(holder) = holder(disk) {
+    if !force && let [Some(holder)] = &holders(&[disk])[..] {
         return Err(format!("{disk} is in use: {holder}; unmount it first, or add --force to lose what was not written"));
     }
     let limit = if force { FORCED_FLUSH } else { FLUSH };
-    match within(limit, move || disk.flush()) {
-        Some(Ok(())) => Ok(()),
+    match ask(move || disk.flush()).recv_timeout(limit) {
+        Ok(Ok(())) => Ok(()),
         _ if force => Ok(()),
-        Some(Err(error)) => Err(format!("{disk} cannot be flushed ({error}); add --force to lose what was not written")),
-        None => Err(format!(
+        Ok(Err(error)) => Err(format!("{disk} cannot be flushed ({error}); add --force to lose what was not written")),
+        Err(_) => Err(format!(
             "{disk} could not be flushed within {} s, for the target is away; add --force to lose what was not written",
             limit.as_secs()
         )),
     }
 }
 
-/// What the kernel answers, if it does in time: it may wait for a target that is away.
-fn within<T: Send + 'static>(limit: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+/// What the kernel answers, on a thread of its own: it may wait for a target that is away.
+fn ask<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (tell, answer) = channel();
-    std::thread::spawn(move || tell.send(ask()));
-    answer.recv_timeout(limit).ok()
+    std::thread::spawn(move || tell.send(question()));
+    answer
 }
 
 impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {

@@ -5,6 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::libc;
@@ -17,6 +19,9 @@ const RUN: &str = "/run/godwit";
 
 /// What stands in the file that outlives a daemon beside its device, before a number.
 const UNSAFE_SHUTDOWNS: &str = "unsafe_shutdowns=";
+
+/// How long a device manager may look at a device.
+const GLANCE: Duration = Duration::from_secs(1);
 
 /// The longest request that we want.
 const MAX_SECTORS_KB: u32 = 1024;
@@ -105,7 +110,7 @@ impl Disk {
 
     /// Sets what netlink cannot. By a thread of its own: the kernel may wait for requests under way before it takes these.
     pub(super) fn tune(self) {
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             let queue = self.folder().join("queue");
             let longest = queue.join("max_sectors_kb");
             let too_long =
@@ -117,13 +122,20 @@ impl Disk {
         });
     }
 
-    /// Who uses it, in words.
+    /// Who uses it, in words. A process that has it open is given a moment: device managers look at what is unmounted or changed.
     pub(crate) fn holder(self) -> Option<String> {
-        let exclusive = OpenOptions::new().read(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC).open(self.to_string());
-        if exclusive.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY)) {
-            return Some(mounts(&self.numbers()).unwrap_or_else(|| "it is part of another device, or swap".to_owned()));
+        let started = Instant::now();
+        loop {
+            let exclusive = OpenOptions::new().read(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC).open(self.to_string());
+            if exclusive.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY)) {
+                return Some(mounts(&self.numbers()).unwrap_or_else(|| "it is part of another device, or swap".to_owned()));
+            }
+            let pid = opener(&self.numbers())?;
+            if started.elapsed() > GLANCE {
+                return Some(format!("it is open{}", process(pid)));
+            }
+            thread::sleep(Duration::from_millis(50));
         }
-        opener(&self.numbers()).map(|pid| format!("it is open{}", process(pid)))
     }
 
     /// Writes out what the kernel has of it in its page cache, and flushes it. May take for as long as the target is away.
