@@ -2,9 +2,9 @@
 //!
 //! With `lock_memory` nothing of the daemon is swapped out or dropped, and it is an I/O flusher for the kernel: what it allocates does not wait for other
 //! memory to be written out, and it is not slowed down when there is much to be written. Both have to be set before there are other threads, which inherit
-//! them, as do the kernel's workers of the rings.
+//! them, as do the kernel's workers of the rings. And it is not what is killed when memory ends.
 
-use std::io;
+use std::{fs, io};
 
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::resource::{Resource, getrlimit};
@@ -35,7 +35,12 @@ pub enum MemoryError {
 pub(super) fn lock() -> Result<(), MemoryError> {
     rustix::process::configure_io_flusher_behavior(true).map_err(|errno| MemoryError::Flusher(errno.into()))?;
     mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE)
-        .map_err(|errno| MemoryError::Lock { error: errno.into(), limit: limit() })
+        .map_err(|errno| MemoryError::Lock { error: errno.into(), limit: limit() })?;
+    // Whoever may do the first may do this; a container may forbid it.
+    if let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000") {
+        tracing::warn!("`lock_memory`: this process may be killed when memory ends: {}; set OOMScoreAdjust=-1000", in_words(&error));
+    }
+    Ok(())
 }
 
 fn limit() -> String {
