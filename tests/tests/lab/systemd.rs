@@ -238,12 +238,12 @@ fn the_daemons_run_by_systemd_run() {
         };
         fs::create_dir_all("/var/lib/godwit").unwrap();
         fs::rename(Path::new(STATE).join("disk.img"), "/var/lib/godwit/disk.img").unwrap();
-        start("godwit-target", &["godwit-target", "--config", "/etc/godwit/target.yaml"]);
+        start("try-target", &["godwit-target", "--config", "/etc/godwit/target.yaml"]);
         let url = format!("iwarp://127.0.0.1:4420/{NQN}");
-        start("vol0", &["godwit", "connect", &url, "--nbd", "unix:/run/vol0.sock"]);
+        start("try-vol0", &["godwit", "connect", &url, "--nbd", "unix:/run/vol0.sock"]);
         let size = run(Command::new("nbdinfo").args(["--size", "nbd+unix:///?socket=/run/vol0.sock"]));
         assert_eq!(size.trim(), (200 << 20).to_string());
-        for unit in ["vol0", "godwit-target"] {
+        for unit in ["try-vol0", "try-target"] {
             systemctl(&["stop", unit]);
             let result = systemctl(&["show", "--property=Result", "--value", unit]);
             assert_eq!(result, "success\n", "{unit}");
