@@ -5,8 +5,13 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
+use crate::daemon::wait_for;
 use crate::tools::{fio_with, run};
+
+/// How long what sysfs has of a device may take to be there.
+const APPEARS: Duration = Duration::from_secs(10);
 
 /// A block device.
 #[derive(Debug)]
@@ -32,6 +37,8 @@ impl Disk {
     /// When the device is gone.
     pub fn queue(&self, attribute: &str) -> String {
         let path = self.folder().join("queue").join(attribute);
+        // The kernel makes this a moment after the device.
+        wait_for(&path.display().to_string(), APPEARS, || path.exists());
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).trim().to_owned()
     }
 
