@@ -24,7 +24,7 @@ const MODE: u32 = 0o600;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long the kernel may take to say who uses a device.
-const LOOK: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(3500);
 
 /// How long the kernel may take to write a device out before it is freed.
 const FLUSH: Duration = Duration::from_secs(30);

@@ -21,7 +21,7 @@ const RUN: &str = "/run/godwit";
 const UNSAFE_SHUTDOWNS: &str = "unsafe_shutdowns=";
 
 /// How long a device manager may look at a device.
-const GLANCE: Duration = Duration::from_secs(1);
+const GLANCE: Duration = Duration::from_secs(3);
 
 /// The longest request that we want.
 const MAX_SECTORS_KB: u32 = 1024;
