@@ -1,7 +1,7 @@
 //! The control thread of a daemon: it has the volumes, starts and ends them, answers what it is asked, and obeys signals.
 //!
-//! Everything that happens comes to it as a [`Notice`], and it never waits for anything else: what may take long (flushing a device whose target is away)
-//! runs on a thread of its own and comes back as a notice.
+//! Everything that happens comes to it as a [`Notice`], and while it serves it waits for nothing else: what may take long (flushing a device whose target is
+//! away) runs on a thread of its own and comes back as a notice. Only when it is told to end it waits, for a bounded time, to hear who uses its devices.
 //!
 //! Volumes share the reactor threads. One on an RDMA device has threads of its own: what its target may write to is no other volume's memory.
 

@@ -157,7 +157,7 @@ fn describe(volume: &Volume, now: Instant) -> Value {
     put("controller", json!(control.cntlid.map(godwit_nvme::Cntlid::get)));
     put("served", json!(volume.place()));
     if let Some(served) = &volume.served {
-        let geometry = &served.geometry;
+        let geometry = &served.info.geometry;
         put("nsid", json!(served.info.identity.nsid.get()));
         put("uuid", json!(served.info.identity.uuid.map(|uuid| uuid.to_string())));
         put("size_bytes", json!(geometry.size_bytes));

@@ -6,13 +6,14 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use godwit_config::{NbdDevice, NbdEndpoint, NbdMode};
+use godwit_reactor::Incoming;
 use serde_json::Value;
 
 use super::ServiceError;
 use super::threads::Threads;
 use crate::block::Geometry;
 use crate::device::{self, Device, Links};
-use crate::host::{LossTimeout, VolumeInfo, VolumeSettings};
+use crate::host::{Mailbox, VolumeInfo, VolumeSettings};
 use crate::nbd;
 use crate::socket::NbdSocket;
 use crate::worker::{ToVolume, ToWorker, VolumeNumber};
@@ -110,8 +111,8 @@ pub(super) enum Stage {
 
 /// What there is of a volume that was up.
 pub(super) struct Served {
+    /// What it is; its size is that of now.
     pub(super) info: VolumeInfo,
-    pub(super) geometry: Geometry,
     pub(super) export: Arc<nbd::Volume>,
     pub(super) outlet: Outlet,
     /// When to look whether the device's users were told of a loss meanwhile.
@@ -129,7 +130,7 @@ impl Volume {
     /// Serves the volume, which is up now.
     pub(super) fn serve(&mut self, number: VolumeNumber, info: VolumeInfo) -> Result<(), ServiceError> {
         let Some(threads) = &self.threads else { return Ok(()) };
-        let workers = &threads.workers()[..info.io_queues.min(threads.workers().len())];
+        let workers = serving(threads, &info);
         let settings = &self.wanted.settings;
         let name = if let Service::Nbd { export_name, .. } = &self.wanted.service { export_name } else { "" };
         let export = nbd::Volume::new(name, &settings.name, &info.geometry, nbd::Limits::default())?;
@@ -142,16 +143,16 @@ impl Volume {
             }
             Service::Device { device, sockets } => {
                 let sockets = sockets.unwrap_or(workers.len());
-                let (device, ends) = Device::attach(*device, &for_kernel(settings, &info, info.geometry, &export), sockets)?;
+                let (device, ends) = Device::attach(*device, &for_kernel(settings, &info, &export), sockets)?;
                 serve_on(workers, number, &export);
                 let links = Links::new(ends.len(), Instant::now());
                 for (link, end) in ends.into_iter().enumerate() {
-                    workers[link % workers.len()].send(ToWorker::Volume(number, ToVolume::Link(nbd::LinkId(link), end)));
+                    serve_link(workers, number, link, end);
                 }
                 Outlet::Device(device, links)
             }
         };
-        self.served = Some(Served { geometry: info.geometry, info, export, outlet, untold: None });
+        self.served = Some(Served { info, export, outlet, untold: None });
         self.remember_losses();
         Ok(())
     }
@@ -159,13 +160,13 @@ impl Volume {
     /// The volume has grown.
     pub(super) fn resize(&mut self, geometry: Geometry) {
         let Some(served) = &mut self.served else { return };
-        served.geometry = geometry;
+        served.info.geometry = geometry;
         if let Err(error) = served.export.update(&geometry) {
             return tracing::warn!(volume = self.wanted.name, "NBD clients cannot see the new size: {error}");
         }
         // Only now: the kernel uses the new size at once.
         if let Outlet::Device(device, _) = &served.outlet
-            && let Err(error) = device.change(&for_kernel(&self.wanted.settings, &served.info, geometry, &served.export))
+            && let Err(error) = device.change(&for_kernel(&self.wanted.settings, &served.info, &served.export))
         {
             tracing::warn!(volume = self.wanted.name, "{error}");
         }
@@ -174,12 +175,9 @@ impl Volume {
     /// What waits for a lost target waits no longer than this from now on, in the kernel too.
     pub(super) fn limit_loss_timeout(&mut self, limit: Duration) {
         let settings = &mut self.wanted.settings;
-        settings.loss_timeout = match settings.loss_timeout {
-            LossTimeout::After(after) => LossTimeout::After(after.min(limit)),
-            LossTimeout::Never => LossTimeout::After(limit),
-        };
-        if let Some(Served { info, geometry, export, outlet: Outlet::Device(device, _), .. }) = &self.served
-            && let Err(error) = device.change(&for_kernel(settings, info, *geometry, export))
+        settings.loss_timeout = settings.loss_timeout.at_most(limit);
+        if let Some(Served { info, export, outlet: Outlet::Device(device, _), .. }) = &self.served
+            && let Err(error) = device.change(&for_kernel(settings, info, export))
         {
             tracing::warn!(volume = self.wanted.name, "{error}");
         }
@@ -214,13 +212,13 @@ impl Volume {
         let (Some(threads), Some(Served { info, outlet: Outlet::Device(device, links), .. })) = (&self.threads, &mut self.served) else {
             return;
         };
-        let workers = &threads.workers()[..info.io_queues.min(threads.workers().len())];
+        let workers = serving(threads, info);
         while let Some(link) = links.next(now) {
             match device.replace() {
                 Ok(end) => {
                     tracing::info!(volume = self.wanted.name, "gave the kernel another socket for {}", device.disk());
                     links.replaced(link, now);
-                    workers[link % workers.len()].send(ToWorker::Volume(number, ToVolume::Link(nbd::LinkId(link), end)));
+                    serve_link(workers, number, link, end);
                 }
                 Err(error) => {
                     tracing::warn!(volume = self.wanted.name, "{error}");
@@ -273,17 +271,27 @@ impl Volume {
     }
 }
 
-fn serve_on(workers: &[crate::host::Mailbox<ToWorker>], number: VolumeNumber, export: &Arc<nbd::Volume>) {
+/// The threads that the volume's queues are on.
+fn serving<'a>(threads: &'a Threads, info: &VolumeInfo) -> &'a [Mailbox<ToWorker>] {
+    &threads.workers()[..info.io_queues.min(threads.workers().len())]
+}
+
+/// Each socket to the kernel has its thread.
+fn serve_link(workers: &[Mailbox<ToWorker>], number: VolumeNumber, link: usize, end: Incoming) {
+    workers[link % workers.len()].send(ToWorker::Volume(number, ToVolume::Link(nbd::LinkId(link), end)));
+}
+
+fn serve_on(workers: &[Mailbox<ToWorker>], number: VolumeNumber, export: &Arc<nbd::Volume>) {
     for worker in workers {
         worker.send(ToWorker::Volume(number, ToVolume::Serve(Arc::clone(export))));
     }
 }
 
-fn for_kernel<'a>(settings: &'a VolumeSettings, info: &'a VolumeInfo, geometry: Geometry, export: &nbd::Volume) -> device::Volume<'a> {
+fn for_kernel<'a>(settings: &'a VolumeSettings, info: &'a VolumeInfo, export: &nbd::Volume) -> device::Volume<'a> {
     device::Volume {
         nqn: settings.names.subsystem.as_str(),
         identity: &info.identity,
-        geometry,
+        geometry: info.geometry,
         flags: export.flags(),
         loss_timeout: settings.loss_timeout,
     }

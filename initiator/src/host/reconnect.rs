@@ -31,6 +31,15 @@ pub enum LossTimeout {
 }
 
 impl LossTimeout {
+    /// The same, but no longer than `limit`.
+    #[must_use]
+    pub(crate) fn at_most(self, limit: Duration) -> Self {
+        match self {
+            Self::Never => Self::After(limit),
+            Self::After(timeout) => Self::After(timeout.min(limit)),
+        }
+    }
+
     /// When a volume that was lost at a time is given up.
     pub(crate) fn deadline(self, lost_at: Time) -> Option<Time> {
         match self {

@@ -204,10 +204,7 @@ impl VolumeControl {
 
     /// From now on a lost target is waited for no longer than this, as when the machine goes down.
     pub fn limit_loss_timeout<R: Reactor>(&mut self, reactor: &mut R, limit: Duration) {
-        self.settings.loss_timeout = match self.settings.loss_timeout {
-            LossTimeout::After(after) => LossTimeout::After(after.min(limit)),
-            LossTimeout::Never => LossTimeout::After(limit),
-        };
+        self.settings.loss_timeout = self.settings.loss_timeout.at_most(limit);
         if self.volume.is_some() && !matches!(self.state, State::Live | State::Stopping { .. } | State::Over) {
             self.arm(reactor, ControlTimer::Loss, limit);
         }
