@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The name of the socket in the runtime directory.
 const NAME: &str = "target.sock";
 
-/// Where the socket is unless it is said otherwise: in what systemd made for the daemon, in `/run/godwit-target` for root, where the unit has it too, in the
+/// Where the socket is unless it is said otherwise: in what systemd made for the daemon, in `/run/godwit-target` for root, in the
 /// runtime directory of other users. `None` when there is none of these.
 #[must_use]
 pub(crate) fn usual_path() -> Option<PathBuf> {
