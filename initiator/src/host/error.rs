@@ -11,9 +11,12 @@ use super::identity::IdentityChange;
 /// What went wrong between this host and a target. Prints as one line.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum HostError {
-    /// The connection could not be made, or ended.
+    /// The connection could not be made, or this side ended it.
     #[error("{0}")]
     Connection(String),
+    /// The peer or the network ended a connection that was made, without a word.
+    #[error("{0}")]
+    Torn(String),
     /// The name of the target has no address.
     #[error("cannot find the address of {host}: {reason}; correct the name, or write an address")]
     Lookup {

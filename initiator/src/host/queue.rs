@@ -45,7 +45,10 @@ pub(crate) fn disconnected(reason: &Disconnect, address: SocketAddr) -> HostErro
         Disconnect::StartupTimeout { .. } => format!("connection to {address}: {reason}; does a target listen at this address?"),
         other => format!("connection to {address}: {other}"),
     };
-    HostError::Connection(text)
+    match reason {
+        Disconnect::PeerClosed | Disconnect::Lost(_) => HostError::Torn(text),
+        _ => HostError::Connection(text),
+    }
 }
 
 /// An error of the system with what to do about it where that is known, and without its number, which says nothing to people.

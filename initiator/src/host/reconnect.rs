@@ -15,6 +15,10 @@ const BUSY_DELAY: Duration = Duration::from_secs(1);
 /// How long a first attach is tried while the target is busy.
 pub(crate) const BUSY_PATIENCE: Duration = Duration::from_secs(30);
 
+/// How often a first attach begins anew when the peer ended the connection without a word. A target that restarts does that, and siw, the kernel's iWARP, to a
+/// peer whose first message it missed.
+pub(crate) const TORN_ATTEMPTS: u32 = 3;
+
 /// The most that the first attempt after a loss is put off.
 const MAX_FIRST: Duration = Duration::from_millis(250);
 

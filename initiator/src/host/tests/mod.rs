@@ -670,6 +670,17 @@ fn the_first_attach_waits_for_a_busy_target() {
 }
 
 #[test]
+fn the_first_attach_begins_anew_a_few_times_when_the_target_ends_the_connection_without_a_word() {
+    let (mut world, _) = World::new(&Options::default(), |target| target.faults.hang_up = 3);
+    world.wait_up();
+    assert_eq!(world.target.associations, 4);
+    let (mut world, _) = World::new(&Options::default(), |target| target.faults.hang_up = usize::MAX);
+    let error = failed(&mut world).to_string();
+    assert!(error.contains("closed by the peer") || error.contains("reset by peer"), "{error}");
+    assert_eq!(world.target.associations, 4);
+}
+
+#[test]
 fn refusals_are_told_in_words() {
     let refused = |prepare: fn(&mut FakeTarget)| {
         let (mut world, _) = World::new(&Options::default(), prepare);

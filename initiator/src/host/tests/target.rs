@@ -47,6 +47,8 @@ pub(super) struct Faults {
     pub(super) status: Option<(Status, usize)>,
     /// Answers Connect of the admin queue with "controller busy" so often.
     pub(super) busy: usize,
+    /// Closes the connection instead of an answer to Connect of the admin queue, so often.
+    pub(super) hang_up: usize,
     /// Refuses Connect of the admin queue.
     pub(super) refuse: Option<ConnectRefusal>,
     /// Rejects RDMA connections of I/O queues.
@@ -194,6 +196,11 @@ impl FakeTarget {
     pub(super) fn on_completion(&mut self, reactor: &mut Uring, fabric: &mut Fabric, qp: QpId, completion: Completion) {
         match completion {
             Completion::ConnectRequest { private_data, .. } => self.on_request(reactor, fabric, qp, &private_data.0),
+            Completion::Received { .. } if self.faults.hang_up > 0 => {
+                self.faults.hang_up -= 1;
+                self.queues.remove(&qp);
+                fabric.destroy(reactor, qp);
+            }
             Completion::Received { header, data, .. } => {
                 let sqe = *Sqe::ref_from(header.as_bytes()).unwrap();
                 sqe.check_flags().expect("flags as fabrics demand");

@@ -13,7 +13,7 @@ use crate::host::bringup::Script;
 use crate::host::error::HostError;
 use crate::host::fence::{QueueEnd, Silence};
 use crate::host::message::{Order, ToQueue, VolumeEvent};
-use crate::host::reconnect::{BUSY_PATIENCE, Before, LossTimeout};
+use crate::host::reconnect::{BUSY_PATIENCE, Before, LossTimeout, TORN_ATTEMPTS};
 use crate::host::shutdown::Shutdown;
 use crate::host::status::VolumeState;
 
@@ -183,23 +183,33 @@ impl VolumeControl {
         }
     }
 
-    /// The volume was never up. Only a busy target is asked again: it is, for a moment, after a host that went away without a word.
+    /// The volume was never up. A busy target is asked again: it is, for a moment, after a host that went away without a word. So is, a few times, one that
+    /// ended the connection without a word.
     fn retry_first<R: Reactor>(&mut self, reactor: &mut R, reason: HostError) {
         let now = reactor.now();
         if reason.is_busy() && now.since(self.started) < BUSY_PATIENCE {
-            info!(volume = self.settings.name, "{reason}; trying again");
-            let at = self.backoff.next_attempt(now, Before::Busy, self.fence);
-            self.arm_at(reactor, ControlTimer::Attempt, at);
-        } else if !self.paths.all_failed() {
-            debug!(volume = self.settings.name, "{reason}; trying the next address");
-            self.arm_at(reactor, ControlTimer::Attempt, now);
-        } else {
-            self.state = State::Over;
-            self.admin_buffers = None;
-            self.settings.status.update(|status| status.enter(VolumeState::Gone));
-            let reason = self.paths.worst().cloned().unwrap_or(reason);
-            self.events.send(VolumeEvent::Failed(reason));
+            return self.try_first_again(reactor, &reason, Before::Busy);
         }
+        if !self.paths.all_failed() {
+            debug!(volume = self.settings.name, "{reason}; trying the next address");
+            return self.arm_at(reactor, ControlTimer::Attempt, now);
+        }
+        let reason = self.paths.worst().cloned().unwrap_or(reason);
+        if matches!(reason, HostError::Torn(_)) && self.torn < TORN_ATTEMPTS {
+            self.torn += 1;
+            self.paths.begin_round();
+            return self.try_first_again(reactor, &reason, Before::Attempt);
+        }
+        self.state = State::Over;
+        self.admin_buffers = None;
+        self.settings.status.update(|status| status.enter(VolumeState::Gone));
+        self.events.send(VolumeEvent::Failed(reason));
+    }
+
+    fn try_first_again<R: Reactor>(&mut self, reactor: &mut R, reason: &HostError, before: Before) {
+        info!(volume = self.settings.name, "{reason}; trying again");
+        let at = self.backoff.next_attempt(reactor.now(), before, self.fence);
+        self.arm_at(reactor, ControlTimer::Attempt, at);
     }
 
     /// From now on a lost target is waited for no longer than this, as when the machine goes down.

@@ -204,6 +204,8 @@ pub struct VolumeControl {
     /// No association may be made before this.
     fence: Time,
     started: Time,
+    /// Rounds of a first attach that the peer ended without a word.
+    torn: u32,
     /// The volume is lost, and its last word was this.
     lost: Option<HostError>,
     given_up: bool,
@@ -250,6 +252,7 @@ impl VolumeControl {
             io_queues: 0,
             fence: Time::default(),
             started: Time::default(),
+            torn: 0,
             lost: None,
             given_up: false,
             stopping: false,

@@ -89,7 +89,7 @@ impl Paths {
     pub(crate) fn failed(&mut self, endpoint: &Endpoint, reason: &HostError) {
         if let Some(path) = self.find(endpoint) {
             // A target that refuses is there all the same.
-            if matches!(reason, HostError::Connection(_) | HostError::Timeout { .. }) {
+            if matches!(reason, HostError::Connection(_) | HostError::Torn(_) | HostError::Timeout { .. }) {
                 path.health = Health::Down;
             }
             path.failure = Some(reason.clone());
