@@ -55,10 +55,12 @@ pub struct Run {
     pub(super) passed: bool,
 }
 
-/// A kernel and its initramfs, as files.
+/// A kernel.
 #[derive(Debug, Clone)]
 struct Image {
-    kernel: PathBuf,
+    /// Where its modules are.
+    folder: PathBuf,
+    vmlinux: PathBuf,
     initrd: PathBuf,
 }
 
@@ -70,23 +72,23 @@ fn image(kernel: Kernel) -> Result<Image, Failure> {
     if let Some(image) = known.get(kernel.series()) {
         return Ok(image.clone());
     }
-    let folder = path_from(Command::new(script("kernel")).arg(kernel.series()))?;
-    let initrd = path_from(Command::new(script("initrd")).arg(&folder))?;
-    let image = Image { kernel: folder, initrd };
+    let [folder] = paths_from(Command::new(script("kernel")).arg(kernel.series()))?;
+    let [vmlinux, initrd] = paths_from(Command::new(script("boot")).arg(&folder))?;
+    let image = Image { folder, vmlinux, initrd };
     known.insert(kernel.series(), image.clone());
     Ok(image)
 }
 
-/// The path that a script prints.
-fn path_from(command: &mut Command) -> Result<PathBuf, Failure> {
+/// The paths that a script prints, one a line.
+fn paths_from<const N: usize>(command: &mut Command) -> Result<[PathBuf; N], Failure> {
     let unavailable = |why: String| Failure::Unavailable(format!("{command:?}: {why}"));
     let output = Command::new(command.get_program()).args(command.get_args()).stdin(Stdio::null()).output();
     let output = output.map_err(|error| unavailable(error.to_string()))?;
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).trim().into())
-    } else {
-        Err(unavailable(String::from_utf8_lossy(&output.stderr).into_owned()))
+    if !output.status.success() {
+        return Err(unavailable(String::from_utf8_lossy(&output.stderr).into_owned()));
     }
+    let paths: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect();
+    paths.try_into().map_err(|paths| unavailable(format!("printed {paths:?}")))
 }
 
 /// A guest that runs. Its keeper ends it and removes its folder as soon as we let go of the keeper's standard input, if only by dying.
@@ -102,7 +104,7 @@ impl Machine {
     fn start(guest: &Guest, image: &Image, command: &[&str]) -> std::io::Result<Self> {
         let folder = tempfile::Builder::new().prefix("godwit-lab-").tempdir()?;
         fs::copy(script("guest"), folder.path().join("guest"))?;
-        let kernel = quoted(&image.kernel.display().to_string());
+        let kernel = quoted(&image.folder.display().to_string());
         let systemd = if guest.systemd { "1" } else { "" };
         fs::write(folder.path().join("environment"), format!("KERNEL={kernel}\nSYSTEMD={systemd}\n"))?;
         fs::create_dir(folder.path().join("systemd"))?;
@@ -253,7 +255,7 @@ fn qemu_arguments(guest: &Guest, image: &Image, folder: &Path) -> Vec<String> {
     // Emulation everywhere: where there is KVM at all it is nested, and does not run every kernel.
     add(&["-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-m", &guest.memory_mib.to_string(), "-smp", &PROCESSORS.to_string()]);
     add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-    add(&["-kernel", &image.kernel.join("vmlinuz").display().to_string(), "-initrd", &image.initrd.display().to_string()]);
+    add(&["-kernel", &image.vmlinux.display().to_string(), "-initrd", &image.initrd.display().to_string()]);
     add(&["-append", &format!("{KERNEL_ARGUMENTS} {}", guest.kernel_arguments)]);
     add(&["-chardev", &format!("file,id=console,path={}", option(&folder.join("console"))), "-serial", "chardev:console"]);
     // Descriptor 3 is where the keeper has our end. The chardev `stdio` would drop everything once its input has ended.
