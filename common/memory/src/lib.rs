@@ -1,4 +1,4 @@
-//! Registered memory: one mapping per reactor thread, cut into page-aligned buffers of a few sizes.
+//! Registered memory: one mapping per reactor thread, cut into page-aligned buffers of a few sizes. And memory in the place of a disk ([`MemoryDisk`]).
 //!
 //! # Why this is sound
 //!
@@ -11,8 +11,10 @@
 //!
 //! The bytes of a buffer are always initialised (the mapping starts as zeroes) but may be those of an earlier user: only what was filled may leave.
 
+mod disk;
 mod pool;
 mod reservation;
 
+pub use disk::MemoryDisk;
 pub use pool::{Buffer, ClassLayout, Layout, MAX_BUFFER_BYTES, PAGE_BYTES, Pool, PoolError};
 pub use reservation::Reservation;

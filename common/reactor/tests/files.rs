@@ -26,7 +26,7 @@ fn open(path: &Path, flags: i32) -> File {
 }
 
 fn backing(file: File) -> BackingFile {
-    BackingFile { file: Arc::new(file), in_memory: false }
+    BackingFile::Open(Arc::new(file))
 }
 
 fn buffer(it: &Loop, byte: u8) -> Buffer {
@@ -64,10 +64,10 @@ fn each_kind(test: impl Fn(&mut Loop, FileId, &File)) {
     let disk = on_disk();
     let memory = NamedTempFile::new_in("/dev/shm").unwrap();
     let kinds = [
-        BackingFile { file: Arc::new(open(disk.path(), libc::O_DIRECT)), in_memory: false },
-        BackingFile { file: Arc::new(open(disk.path(), 0)), in_memory: false },
-        BackingFile { file: Arc::new(open(memory.path(), 0)), in_memory: false },
-        BackingFile { file: Arc::new(open(memory.path(), 0)), in_memory: true },
+        BackingFile::Open(Arc::new(open(disk.path(), libc::O_DIRECT))),
+        BackingFile::Open(Arc::new(open(disk.path(), 0))),
+        BackingFile::Open(Arc::new(open(memory.path(), 0))),
+        BackingFile::InMemory(Arc::new(open(memory.path(), 0))),
     ];
     for (kind, plain) in kinds.into_iter().zip([&disk, &disk, &memory, &memory]) {
         let plain = plain.as_file();
@@ -159,7 +159,7 @@ fn errors_are_those_of_the_kernel_and_return_the_buffer() {
     let direct = it.reactor.register_file(backing(open(disk.path(), libc::O_DIRECT))).unwrap();
     let read_only = it.reactor.register_file(backing(File::open(disk.path()).unwrap())).unwrap();
     let full = it.reactor.register_file(backing(open(Path::new("/dev/full"), 0))).unwrap();
-    let memory = BackingFile { file: Arc::new(open(Path::new("/dev/full"), 0)), in_memory: true };
+    let memory = BackingFile::InMemory(Arc::new(open(Path::new("/dev/full"), 0)));
     let memory = it.reactor.register_file(memory).unwrap();
     let odd = FileOp::Write { offset: 1, buffer: buffer(it, 0), start: 0, len: 512, durable: false };
     let done = run(it, direct, odd);
@@ -232,13 +232,13 @@ fn an_unregistered_file_finishes_what_was_submitted_and_takes_no_more() {
 fn an_unregistered_file_is_closed_once_it_is_idle() {
     let it = &mut Loop::sleeping();
     let file = Arc::new(open(on_disk().path(), 0));
-    let id = it.reactor.register_file(BackingFile { file: Arc::clone(&file), in_memory: false }).unwrap();
+    let id = it.reactor.register_file(BackingFile::Open(Arc::clone(&file))).unwrap();
     let op = write(it, 0, 7, false);
     it.reactor.submit(id, op, Token(1));
     it.reactor.unregister_file(id);
     done(it, Token(1)).result.unwrap();
     assert_eq!(Arc::strong_count(&file), 1);
-    let id = it.reactor.register_file(BackingFile { file: Arc::clone(&file), in_memory: false }).unwrap();
+    let id = it.reactor.register_file(BackingFile::Open(Arc::clone(&file))).unwrap();
     it.reactor.unregister_file(id);
     assert_eq!(Arc::strong_count(&file), 1);
 }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_memory::PAGE_BYTES;
+use godwit_memory::MemoryDisk;
 use godwit_reactor::BackingFile;
-use rustix::fs::{AtFlags, MemfdFlags, OFlags, SealFlags, StatxFlags};
+use rustix::fs::{AtFlags, OFlags, StatxFlags};
 use rustix::io::Errno;
 use uuid::Uuid;
 
@@ -249,7 +250,7 @@ fn open_file(options: &OpenOptions, path: &Path, size: Option<u64>, create: bool
     let identity = options.identity(|| natural.ok_or_else(|| OpenError::NoIdentity { path: path.to_owned() }))?;
     let in_memory = is_in_memory(&file).map_err(system("ask for its file system"))?;
     let mode = if in_memory { Mode::InMemory } else { choose_mode(&file, path, options.block_size)? };
-    let store = store(options, file, path, Kind::File, size_bytes, identity, Some(storage), mode);
+    let store = store(options, mode.backing(file), path, Kind::File, size_bytes, identity, Some(storage), mode);
     options.mark(store, path, mark::beside(path), natural, made)
 }
 
@@ -301,7 +302,7 @@ fn open_device(options: &OpenOptions, path: &Path) -> Result<Store<BackingFile>,
     })?;
     let mode = choose_mode(&file, path, options.block_size)?;
     let storage = StorageId::of(&file.metadata().map_err(system("look at it"))?);
-    let store = store(options, file, path, Kind::Device, size_bytes, identity, Some(storage), mode);
+    let store = store(options, mode.backing(file), path, Kind::Device, size_bytes, identity, Some(storage), mode);
     let named = natural.unwrap_or(identity).uuid;
     let place = if options.read_only { Ok(()) } else { make_state_dir(&options.state_dir) };
     options.mark(store, path, place.map(|()| mark::in_state_directory(&options.state_dir, named)), natural, false)
@@ -330,17 +331,11 @@ fn claim_device(options: &OpenOptions, path: &Path, number: u64) -> Result<File,
 }
 
 fn open_memory(options: &OpenOptions, size_bytes: u64) -> Result<Store<BackingFile>, OpenError> {
-    let system = |doing| move |error| OpenError::System { what: "memory".to_owned(), doing, error };
     options.check_size("memory", size_bytes)?;
-    let make = || -> io::Result<File> {
-        let file = File::from(rustix::fs::memfd_create("godwit", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-        file.set_len(size_bytes)?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(file)
-    };
-    let file = make().map_err(system("make it"))?;
+    let disk = MemoryDisk::new(size_bytes).map_err(|error| OpenError::System { what: "memory".to_owned(), doing: "make it", error })?;
     let identity = options.identity(|| Ok(Identity::random()))?;
-    Ok(store(options, file, Path::new("memory"), Kind::Memory, size_bytes, identity, None, Mode::InMemory))
+    let backing = BackingFile::Memory(Arc::new(disk));
+    Ok(store(options, backing, Path::new("memory"), Kind::Memory, size_bytes, identity, None, Mode::InMemory))
 }
 
 /// How I/O reaches the file.
@@ -351,10 +346,19 @@ enum Mode {
     InMemory,
 }
 
+impl Mode {
+    fn backing(self, file: File) -> BackingFile {
+        match self {
+            Self::Direct | Self::Buffered => BackingFile::Open(Arc::new(file)),
+            Self::InMemory => BackingFile::InMemory(Arc::new(file)),
+        }
+    }
+}
+
 #[expect(clippy::too_many_arguments, reason = "each was found out in its own way")]
 fn store(
     options: &OpenOptions,
-    file: File,
+    backing: BackingFile,
     path: &Path,
     kind: Kind,
     size_bytes: u64,
@@ -378,7 +382,7 @@ fn store(
         buffered: mode == Mode::Buffered,
         in_memory: mode == Mode::InMemory,
     };
-    Store::new(BackingFile { file: Arc::new(file), in_memory: mode == Mode::InMemory }, description)
+    Store::new(backing, description)
 }
 
 fn is_in_memory(file: &File) -> io::Result<bool> {

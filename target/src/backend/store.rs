@@ -195,7 +195,7 @@ impl Store<BackingFile> {
         if self.read_only() {
             return Ok(());
         }
-        self.file.file.sync_data().inspect_err(|error| self.shared.note_sync_failure(error))?;
+        self.file.sync_data().inspect_err(|error| self.shared.note_sync_failure(error))?;
         self.keep_mark()?;
         match &mut *self.shared.mark() {
             Some(mark) if !mark.is_lost() => mark.clean(),
@@ -214,7 +214,7 @@ impl Store<BackingFile> {
         if !self.sync_failed() && !self.truncated() {
             return Ok(());
         }
-        self.file.file.sync_data()?;
+        self.file.sync_data()?;
         let (found, size_bytes) = (self.current_bytes()?, self.size_bytes());
         if found < size_bytes {
             return Err(io::Error::other(format!("{} has {found} bytes of {size_bytes}", self.description())));
@@ -246,8 +246,9 @@ impl Store<BackingFile> {
     ///
     /// Those of the operating system.
     pub(crate) fn extend(&self, size_bytes: u64) -> io::Result<()> {
-        self.file.file.set_len(size_bytes)?;
-        self.file.file.sync_all()
+        let Some(file) = self.file.file() else { return Err(io::ErrorKind::Unsupported.into()) };
+        file.set_len(size_bytes)?;
+        file.sync_all()
     }
 
     /// Has a mark that says what may have been lost.
@@ -264,10 +265,11 @@ impl Store<BackingFile> {
     }
 
     pub(crate) fn current_bytes(&self) -> io::Result<u64> {
-        match self.kind() {
+        match (self.file.file(), self.kind()) {
             // All I/O names its offset: the position that this moves is nobody's.
-            Kind::Device => (&*self.file.file).seek(SeekFrom::End(0)),
-            Kind::File | Kind::Memory => Ok(self.file.file.metadata()?.len()),
+            (Some(mut device), Kind::Device) => device.seek(SeekFrom::End(0)),
+            (Some(file), _) => Ok(file.metadata()?.len()),
+            (None, _) => Ok(self.size_bytes()),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use godwit_memory::MemoryDisk;
 use io_uring::{IoUring, opcode, squeue, types};
 use nix::fcntl::FallocateFlags;
 use slab::Slab;
@@ -15,14 +16,35 @@ use slab::Slab;
 use super::{Incoming, Kind, push};
 use crate::{AllocateMode, Event, FileDone, FileId, FileOp, Token};
 
-/// An open file or block device that operations run on. Several reactors may share one: the descriptor, and so its locks, are the same.
+/// What operations run on. Several reactors may share it.
 #[derive(Clone, Debug)]
-pub struct BackingFile {
-    /// The open file.
-    pub file: Arc<File>,
-    /// Whether its data always are in memory (tmpfs). A ring would hand each operation to a worker thread, ten times as slow as doing it at once:
-    /// such files are read and written in place.
-    pub in_memory: bool,
+pub enum BackingFile {
+    /// An open file or block device: the descriptor, and so its locks, are the same for all.
+    Open(Arc<File>),
+    /// An open file whose data always are in memory (tmpfs). A ring would hand each operation to a worker thread, ten times as slow as doing it at once:
+    /// it is read and written in place.
+    InMemory(Arc<File>),
+    /// Memory of this process: a copy, and no call of the system.
+    Memory(Arc<MemoryDisk>),
+}
+
+impl BackingFile {
+    /// Where it is a file: that.
+    pub fn file(&self) -> Option<&File> {
+        match self {
+            Self::Open(file) | Self::InMemory(file) => Some(file),
+            Self::Memory(_) => None,
+        }
+    }
+
+    /// Brings what was written to stable storage, if there is any below it.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fdatasync`.
+    pub fn sync_data(&self) -> io::Result<()> {
+        self.file().map_or(Ok(()), File::sync_data)
+    }
 }
 
 struct Registered {
@@ -73,10 +95,9 @@ impl Files {
     }
 
     pub(crate) fn register(&mut self, ring: &IoUring, backing: BackingFile) -> io::Result<FileId> {
-        let fd = backing.file.as_raw_fd();
         let index = u32::try_from(self.table.vacant_key()).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        if self.in_ring_table(index) {
-            ring.submitter().register_files_update(index, &[fd])?;
+        if let (Some(file), true) = (backing.file(), self.in_ring_table(index)) {
+            ring.submitter().register_files_update(index, &[file.as_raw_fd()])?;
         }
         let generation = self.next_generation;
         self.next_generation = generation.wrapping_add(1);
@@ -145,16 +166,17 @@ impl Files {
     /// Runs an operation in place if the file's data are in memory.
     fn run_in_memory(&mut self, file: FileId, mut op: FileOp) -> Result<FileDone, FileOp> {
         op.assert_in_bounds();
-        if let FileOp::Read { buffer, start, len, .. } = &mut op {
-            buffer.set_len(*start + *len);
+        match &mut op {
+            FileOp::Read { buffer, start, len, .. } => buffer.set_len(*start + *len),
+            FileOp::Write { buffer, start, len, .. } if buffer.len() < *start + *len => buffer.set_len(*start + *len),
+            _ => {}
         }
-        match self.registered(file) {
-            Some(registered) if registered.backing.in_memory => {
-                let result = run_in_place(&registered.backing.file, &mut op);
-                Ok(FileDone { result, buffer: op.into_buffer() })
-            }
-            _ => Err(op),
-        }
+        let result = match self.registered(file).map(|registered| &registered.backing) {
+            Some(BackingFile::InMemory(file)) => run_in_place(file, &mut op),
+            Some(BackingFile::Memory(disk)) => run_on_memory(disk, &mut op),
+            Some(BackingFile::Open(_)) | None => return Err(op),
+        };
+        Ok(FileDone { result, buffer: op.into_buffer() })
     }
 
     /// Hands as much of the backlog to the ring as it has room for.
@@ -162,10 +184,9 @@ impl Files {
         while self.in_flight.len() < self.limit {
             let Some(next) = self.backlog.pop_front() else { break };
             let file = next.file;
-            let target = if self.in_ring_table(file) {
-                Target::Registered(file)
-            } else {
-                Target::Descriptor(self.table[file as usize].backing.file.as_raw_fd())
+            let target = match self.table[file as usize].backing.file() {
+                Some(open) if !self.in_ring_table(file) => Target::Descriptor(open.as_raw_fd()),
+                _ => Target::Registered(file),
             };
             let key = self.in_flight.insert(next);
             let user_data = Kind::File.user_data(0, u32::try_from(key).expect("the table is smaller than its limit"));
@@ -256,14 +277,24 @@ fn allocate_flags(mode: AllocateMode) -> FallocateFlags {
         }
 }
 
+/// Runs an operation on memory of this process.
+fn run_on_memory(disk: &MemoryDisk, op: &mut FileOp) -> io::Result<usize> {
+    match op {
+        FileOp::Read { offset, buffer, start, len } => Ok(disk.read_at(&mut buffer[*start..*start + *len], *offset)),
+        FileOp::Write { offset, buffer, start, len, durable: _ } => disk.write_at(&buffer[*start..*start + *len], *offset),
+        FileOp::Sync => Ok(0),
+        FileOp::Allocate { mode: AllocateMode::PunchHole | AllocateMode::ZeroRange, offset, len } => {
+            disk.zero(*offset, *len);
+            Ok(0)
+        }
+    }
+}
+
 /// Runs an operation on a file whose data are in memory.
 fn run_in_place(file: &File, op: &mut FileOp) -> io::Result<usize> {
     match op {
         FileOp::Read { offset, buffer, start, len } => file.read_at(&mut buffer[*start..*start + *len], *offset),
         FileOp::Write { offset, buffer, start, len, durable } => {
-            if buffer.len() < *start + *len {
-                buffer.set_len(*start + *len);
-            }
             let written = file.write_at(&buffer[*start..*start + *len], *offset)?;
             if *durable {
                 file.sync_data()?;

@@ -36,7 +36,7 @@ fn buffered(path: &Path, size_bytes: u64) -> Arc<Store<BackingFile>> {
         buffered: true,
         in_memory: false,
     };
-    Arc::new(Store::new(BackingFile { file: Arc::new(file), in_memory: false }, description))
+    Arc::new(Store::new(BackingFile::Open(Arc::new(file)), description))
 }
 
 fn without_fallocate(store: &Store<BackingFile>) {

@@ -85,9 +85,10 @@ fn what_is_no_regular_file_or_no_device_is_named_with_what_to_do() {
 fn where_a_file_lies_decides_how_it_is_read() {
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
     let store = Store::open(&options(file_source(&memory.path().join("x.img"), 8192), 512)).unwrap();
-    assert!(store.description().ends_with("x.img, in memory") && store.file.in_memory);
+    assert!(store.description().ends_with("x.img, in memory") && matches!(store.file, BackingFile::InMemory(_)));
     let store = Store::open(&options(Source::Memory { size: 8192 }, 512)).unwrap();
-    assert_eq!((store.description(), store.kind(), store.file.in_memory), ("memory, in memory", Kind::Memory, true));
+    assert_eq!((store.description(), store.kind()), ("memory, in memory", Kind::Memory));
+    assert!(matches!(store.file, BackingFile::Memory(_)));
 }
 
 /// A process that holds a lock until it is dropped.

@@ -156,7 +156,8 @@ fn store_with(buffered: bool, in_memory: bool) -> Arc<Store<BackingFile>> {
         in_memory,
     };
     let file = Arc::new(tempfile::tempfile().unwrap());
-    Arc::new(Store::new(BackingFile { file, in_memory }, description))
+    let backing = if in_memory { BackingFile::InMemory(file) } else { BackingFile::Open(file) };
+    Arc::new(Store::new(backing, description))
 }
 
 fn direct() -> Arc<Store<BackingFile>> {
@@ -262,7 +263,7 @@ fn a_failed_sync_fails_every_later_flush_and_durable_write_on_every_thread_and_n
         let job = scene.answer(job, &Write(0, 0, 512, false), Ok(512));
         assert_eq!(scene.ended(job), Ok(()));
     }
-    store.file.file.set_len(SIZE).unwrap();
+    store.file.file().unwrap().set_len(SIZE).unwrap();
     store.reopen(|| ()).unwrap();
     let job = other.start(1, Operation::Flush);
     let job = other.answer(job, &Sync, Ok(0));
