@@ -10,4 +10,5 @@ mod device;
 pub mod host;
 pub mod nbd;
 mod socket;
+mod threads;
 mod worker;

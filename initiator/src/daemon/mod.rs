@@ -8,7 +8,6 @@
 mod memory;
 mod requests;
 mod signals;
-mod threads;
 mod volume;
 
 use std::collections::BTreeMap;
@@ -24,10 +23,10 @@ use serde_json::Value;
 use tracing::{info, warn};
 
 use crate::device::DeviceError;
-use crate::host::{HostError, VolumeEvent, VolumeInfo, VolumeState, in_words};
+use crate::host::{HostError, Mailbox, VolumeEvent, VolumeInfo, VolumeState, in_words};
 use crate::socket::SocketError;
+use crate::threads::{Threads, ThreadsError};
 use crate::worker::{FromWorker, ToVolume, ToWorker, VolumeNumber, WorkerConfig, WorkerError};
-use threads::Threads;
 use volume::{After, Outlet, Stage, Volume};
 pub(crate) use volume::{Service, Wanted};
 
@@ -100,6 +99,15 @@ pub(crate) enum ServiceError {
     /// A second signal came while the first was obeyed.
     #[error("stopped at once by a second signal")]
     Impatient,
+}
+
+impl From<ThreadsError> for ServiceError {
+    fn from(error: ThreadsError) -> Self {
+        match error {
+            ThreadsError::Start(error) => Self::Start(error),
+            ThreadsError::Failed => Self::Threads,
+        }
+    }
 }
 
 /// What the control thread hears.
@@ -233,7 +241,10 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
             let settings = &mut volume.wanted.settings;
             settings.known_unsafe_shutdowns = crate::device::remembered(*device, settings.names.subsystem.as_str());
         }
-        threads.attach(number, &volume.wanted.settings, volume.wanted.io_queues, &self.sender);
+        let sender = self.sender.clone();
+        // Whoever has ended first does not listen any more.
+        let events = Mailbox::with(move |event| drop(sender.send(Notice::Volume(number, event))));
+        threads.attach(number, &volume.wanted.settings, volume.wanted.io_queues, events);
         volume.threads = Some(threads);
         volume.stage = Stage::Running;
         self.volumes.insert(number, volume);
@@ -244,7 +255,10 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         if let Some(shared) = self.shared.as_ref().filter(|_| !own) {
             return Ok(Rc::clone(shared));
         }
-        let threads = Rc::new(Threads::start(self.reactors, &self.worker, &self.sender)?);
+        let threads = Rc::new(Threads::start(self.reactors, &self.worker, {
+            let sender = self.sender.clone();
+            move |report| drop(sender.send(Notice::Worker(report)))
+        })?);
         if !own {
             self.shared = Some(Rc::clone(&threads));
         }

@@ -10,12 +10,12 @@ use godwit_reactor::Incoming;
 use serde_json::Value;
 
 use super::ServiceError;
-use super::threads::Threads;
 use crate::block::Geometry;
 use crate::device::{self, Device, Links};
 use crate::host::{Mailbox, VolumeInfo, VolumeSettings};
 use crate::nbd;
 use crate::socket::NbdSocket;
+use crate::threads::Threads;
 use crate::worker::{ToVolume, ToWorker, VolumeNumber};
 
 /// How soon it is looked again whether a loss was told.
