@@ -233,7 +233,7 @@ pub fn main() -> ExitCode {
 fn ask(command: &Command) -> Result<String, String> {
     let (Command::Status { at, .. } | Command::Reload { at, .. } | Command::Reopen { at, .. }) = command;
     let nowhere = "there is no runtime directory to look for a daemon in; name its control socket with --control";
-    let path = at.control.clone().or_else(daemon::control::usual_daemon).ok_or(nowhere)?;
+    let path = at.control.clone().or_else(godwit_control::place::of_running_target).ok_or(nowhere)?;
     let answer = match command {
         Command::Status { .. } => daemon::control::ask_for_status(&path),
         Command::Reload { force, .. } => daemon::control::ask_for_reload(&path, *force),

@@ -14,6 +14,7 @@ mod clients;
 mod error;
 mod line;
 pub mod metrics;
+pub mod place;
 mod server;
 mod socket;
 

@@ -1,11 +1,11 @@
-//! The control socket: where it is, and what is asked there.
+//! The control socket, and what is asked there.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_config::Nqn;
-use godwit_control::{Client, ControlError, Handle, Server, refusal};
+use godwit_control::{Client, ControlError, Handle, Server, place, refusal};
 use godwit_nvme::Nsid;
 use serde_json::{Value, json};
 
@@ -18,35 +18,10 @@ const MODE: u32 = 0o600;
 /// How long the daemon may take for a command. A reload may have to wait for the lock of a file.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The name of the socket in the runtime directory.
-const NAME: &str = "target.sock";
-
-/// Where the socket is unless it is said otherwise: in what systemd made for the daemon, in `/run/godwit-target` for root, in the
-/// runtime directory of other users. `None` when there is none of these.
-#[must_use]
-pub(crate) fn usual_path() -> Option<PathBuf> {
-    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let of_service = from("RUNTIME_DIRECTORY").and_then(|all| all.to_str().and_then(|all| all.split(':').next()).map(PathBuf::from));
-    let directory = of_service.or_else(|| match rustix::process::geteuid().is_root() {
-        true => Some(PathBuf::from("/run/godwit-target")),
-        false => from("XDG_RUNTIME_DIR").map(|directory| directory.join("godwit")),
-    })?;
-    Some(directory.join(NAME))
-}
-
-/// Where a daemon is looked for unless it is said otherwise: where one of this user is, or the one that systemd runs.
-#[must_use]
-pub(crate) fn usual_daemon() -> Option<PathBuf> {
-    let places = [usual_path(), Some("/run/godwit/target.sock".into()), Some("/run/godwit/target/target.sock".into())];
-    let mut places = places.into_iter().flatten();
-    let first = places.next()?;
-    Some(if first.exists() { first } else { places.find(|place| place.exists()).unwrap_or(first) })
-}
-
 /// Opens the control socket. One that was not asked for is not missed: a second daemon on the machine has none unless it is told where.
 pub(super) fn open(site: &Arc<Site>, asked_for: Option<PathBuf>) -> Result<Option<Handle>, ControlError> {
     let asked = asked_for.is_some();
-    let Some(path) = asked_for.or_else(usual_path) else {
+    let Some(path) = asked_for.or_else(place::of_target) else {
         tracing::debug!("no control socket: there is no runtime directory; --control names a place for it");
         return Ok(None);
     };

@@ -4,9 +4,10 @@
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use godwit_control::metrics::{Kind, Text};
+use nix::time::ClockId;
 use serde_json::{Value, json};
 
 use super::site::Site;
@@ -42,6 +43,7 @@ pub(super) fn status(site: &Site) -> Value {
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
         "uptime_seconds": site.started.elapsed().as_secs(),
+        "cpu_seconds": cpu_time().as_secs_f64(),
         "listeners": site.urls,
         "reactors": site.target.mailboxes.len(),
         "limits": {
@@ -55,6 +57,12 @@ pub(super) fn status(site: &Site) -> Value {
         "refused": refused,
         "last_errors": errors,
     })
+}
+
+/// Processor time that this process has used, with all its threads.
+fn cpu_time() -> Duration {
+    // It cannot fail: Linux has this clock.
+    ClockId::CLOCK_PROCESS_CPUTIME_ID.now().map(Duration::from).unwrap_or_default()
 }
 
 fn seconds(at: SystemTime) -> u64 {
@@ -222,6 +230,8 @@ pub(super) fn metrics(site: &Site) -> String {
     #[expect(clippy::cast_precision_loss, reason = "seconds")]
     text.family("godwit_target_uptime_seconds", Kind::Gauge, "Time since the daemon started.")
         .sample(&[], number(&status, "uptime_seconds") as f64);
+    text.family("godwit_target_cpu_seconds_total", Kind::Counter, "Processor time that the daemon has used.")
+        .sample(&[], status["cpu_seconds"].as_f64().unwrap_or_default());
     let subsystems = list(&status, "subsystems");
     let of_namespace = [
         ("godwit_target_namespace_size_bytes", Kind::Gauge, "size_bytes", "Size of the namespace."),
