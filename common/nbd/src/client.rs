@@ -1,11 +1,11 @@
-//! The client side, as far as tests need it: bytes to send, and replies taken apart.
+//! The client side, as far as measuring and tests need it: bytes to send, and replies taken apart.
 //!
 //! It checks framing only and trusts the server's lengths up to [`MAX_DATA_LEN`]; it is no client for production.
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::wire::{self, ChunkFlags, ChunkType, HandshakeFlags};
-use crate::{ABSURD_PAYLOAD_LEN, Errno, InfoType, OptionCode, OptionReplyType, Request};
+use crate::{ABSURD_PAYLOAD_LEN, Errno, InfoType, OptionCode, OptionReplyType, Request, TransmissionFlags};
 
 /// The longest data of a reply that the parsers accept, in bytes.
 pub const MAX_DATA_LEN: u32 = ABSURD_PAYLOAD_LEN + 8;
@@ -116,6 +116,66 @@ impl OptionReply {
     pub fn is_final(&self) -> bool {
         self.reply == OptionReplyType::ACK || self.reply.is_error()
     }
+}
+
+/// A fact about an export, out of the data of a reply of the type [`OptionReplyType::INFO`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Info {
+    /// Its size in bytes, and what it can do.
+    Export {
+        /// Bytes of the export.
+        size: u64,
+        /// What it can do.
+        flags: TransmissionFlags,
+    },
+    /// Its block size constraints.
+    BlockSize {
+        /// Smallest and aligning unit.
+        minimum: u32,
+        /// Unit that works best.
+        preferred: u32,
+        /// Largest payload.
+        maximum: u32,
+    },
+    /// Any other.
+    Other(InfoType),
+}
+
+impl Info {
+    /// Reads the data of a reply; `None` when they are not as long as such a fact is.
+    #[must_use]
+    pub fn parse(data: &[u8]) -> Option<Self> {
+        let info = InfoType(u16::from_be_bytes(*data.first_chunk()?));
+        Some(match info {
+            InfoType::EXPORT => {
+                let export = wire::InfoExport::read_from_bytes(data).ok()?;
+                Self::Export { size: export.size.get(), flags: TransmissionFlags(export.flags.get()) }
+            }
+            InfoType::BLOCK_SIZE => {
+                let sizes = wire::InfoBlockSize::read_from_bytes(data).ok()?;
+                Self::BlockSize { minimum: sizes.minimum.get(), preferred: sizes.preferred.get(), maximum: sizes.maximum.get() }
+            }
+            other => Self::Other(other),
+        })
+    }
+}
+
+/// The length of a request's header.
+pub const REQUEST_LEN: usize = size_of::<wire::RequestHeader>();
+
+/// The length of a simple reply without the data of a read.
+pub const SIMPLE_REPLY_LEN: usize = size_of::<wire::SimpleReply>();
+
+/// The head of a simple reply: the request's cookie, and whether it succeeded; the data of a read that did follow.
+///
+/// # Errors
+/// When it is not the head of a simple reply.
+pub fn simple_reply(bytes: &[u8; SIMPLE_REPLY_LEN]) -> Result<(u64, Errno), Garbled> {
+    let head: wire::SimpleReply = zerocopy::transmute!(*bytes);
+    if head.magic.get() != wire::SIMPLE_REPLY_MAGIC {
+        return Err(Garbled::Magic(head.magic.get().into()));
+    }
+    Ok((head.cookie.get(), Errno(head.error.get())))
 }
 
 /// The 28 bytes of a request; a write's payload is to follow.
@@ -236,4 +296,28 @@ fn length(bytes: &[u8]) -> u32 {
 /// A string with its length in front.
 fn string(text: &str) -> Vec<u8> {
     [&length(text.as_bytes()).to_be_bytes(), text.as_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_simple_reply_is_told_by_its_magic() {
+        let bytes = *b"\x67\x44\x66\x98\0\0\0\x05\x01\x02\x03\x04\x05\x06\x07\x08";
+        assert_eq!(simple_reply(&bytes), Ok((0x0102_0304_0506_0708, Errno::EIO)));
+        let structured = *b"\x66\x8e\x33\xef\0\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08";
+        assert_eq!(simple_reply(&structured), Err(Garbled::Magic(0x668e_33ef)));
+    }
+
+    #[test]
+    fn facts_of_an_export_are_as_long_as_they_are() {
+        let export = b"\0\0\0\0\0\0\x40\0\0\0\x01\x6d";
+        assert_eq!(Info::parse(export), Some(Info::Export { size: 1 << 30, flags: TransmissionFlags(0x016d) }));
+        assert_eq!(Info::parse(&export[..11]), None);
+        let sizes = b"\0\x03\0\0\x02\0\0\0\x10\0\x02\0\0\0";
+        assert_eq!(Info::parse(sizes), Some(Info::BlockSize { minimum: 512, preferred: 4096, maximum: 32 << 20 }));
+        assert_eq!(Info::parse(b"\0\x01name"), Some(Info::Other(InfoType::NAME)));
+        assert_eq!(Info::parse(b"\0"), None);
+    }
 }
