@@ -11,6 +11,7 @@ use godwit_config::{
 };
 use uuid::Uuid;
 
+use crate::bench::BenchArgs;
 use crate::demo::DemoOptions;
 
 const EXAMPLES: &str = "\
@@ -22,6 +23,13 @@ Examples:
   godwit status
 
 Exit status: 0 ok, 1 failed, 2 wrong usage.";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  godwit bench iwarp://storage.example/nqn.2026-11.org.example:vol0
+  godwit bench iwarp://storage.example/nqn.2026-11.org.example:vol0 --rw randrw --bs 4k,128k --verify --allow-writes
+  godwit bench iwarp://storage.example/nqn.2026-11.org.example:vol0 --json now.json --compare before.json --html now.html
+  godwit bench --nbd 'nbd+unix:///?socket=/run/vol0.sock' --qd 32";
 
 /// Attaches volumes of NVMe over RDMA targets and serves them as block devices through NBD
 #[derive(Debug, Parser)]
@@ -60,6 +68,9 @@ pub enum Command {
     /// Detach a volume: what was written is flushed, its device is freed
     #[command(after_help = "Example:\n  umount /mnt/vol0 && godwit disconnect vol0")]
     Disconnect(DisconnectArgs),
+    /// Measure a volume by this host's own queues, or an NBD export; several sizes and depths in one run
+    #[command(after_help = BENCH_EXAMPLES)]
+    Bench(Box<BenchArgs>),
     /// Run a target, an initiator and fio on this machine, and show what they measure
     #[command(after_help = "Example:\n  godwit demo --dir /var/tmp --seconds 10")]
     Demo(DemoOptions),

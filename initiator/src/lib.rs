@@ -1,6 +1,7 @@
 #![forbid(unsafe_code)]
 //! NVMe over RDMA initiator: attaches a namespace of a target and serves it as a block device through NBD.
 
+pub mod bench;
 pub mod block;
 pub mod cli;
 pub mod command;

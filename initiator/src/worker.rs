@@ -9,6 +9,8 @@ use godwit_memory::Layout;
 use godwit_rdma::{Completion, Fabric, QpId};
 use godwit_reactor::{Event, Incoming, Listener, ListenerId, PollBudget, Reactor, SetupError, Token, Uring, UringConfig, Waker};
 
+use crate::bench::generator::{self, Generator};
+use crate::bench::load::Job;
 use crate::host::{FromQueue, Mailbox, ToQueue, TokenSpace, VolumeControl, VolumeEvent, VolumeSettings, VolumeThread};
 use crate::nbd;
 
@@ -59,6 +61,10 @@ pub(crate) enum ToVolume {
     Attach(Box<VolumePart>),
     /// Serve it to NBD clients.
     Serve(Arc<nbd::Volume>),
+    /// Measure it.
+    Measure(Box<generator::Setup>),
+    /// Do this job of a measurement.
+    Job(Job),
     /// Take NBD clients in, and share them out among these threads.
     Listen(Listener, Vec<Mailbox<ToWorker>>),
     /// A client that another thread took in.
@@ -159,6 +165,8 @@ impl Touched {
 /// A volume on this thread.
 struct Served {
     front: Option<nbd::Front>,
+    /// In place of a front end, when the volume is measured.
+    generator: Option<Generator>,
     volume: VolumeThread,
     listener: Option<ListenerId>,
     peers: Vec<Mailbox<ToWorker>>,
@@ -289,6 +297,12 @@ impl<'a> Worker<'a> {
         let Some(served) = self.volumes.get_mut(&number) else { return Ok(()) };
         match message {
             ToVolume::Attach(_) => {}
+            ToVolume::Measure(setup) => served.generator = Some(Generator::new(number.0, *setup)),
+            ToVolume::Job(job) => {
+                if let Some(generator) = &mut served.generator {
+                    generator.start(&self.reactor, job);
+                }
+            }
             ToVolume::Serve(volume) => served.front = Some(nbd::Front::new(&self.reactor, number.0, volume)),
             ToVolume::Listen(listener, peers) => {
                 let token = Token(LISTENERS | u64::from(number.0));
@@ -327,7 +341,7 @@ impl<'a> Worker<'a> {
         let control = control.map(|part| VolumeControl::new(part.settings, tokens, part.queues, part.news, part.events));
         let mut volume = VolumeThread::new(tokens, self.index, control, orders, to_control, io_timeout);
         volume.start(&mut self.reactor, &mut self.fabric);
-        let served = Served { front: None, volume, listener: None, peers: Vec::new(), next_peer: 0, draining: false };
+        let served = Served { front: None, generator: None, volume, listener: None, peers: Vec::new(), next_peer: 0, draining: false };
         self.volumes.insert(number, served);
     }
 
@@ -348,7 +362,8 @@ impl<'a> Worker<'a> {
 fn volume_of(token: Token) -> Option<VolumeNumber> {
     #[expect(clippy::cast_possible_truncation, reason = "the field is cut out of the token as it was put together")]
     let listener = (token.0 >> 16 == LISTENERS >> 16).then_some(token.0 as u16);
-    let number = listener.or_else(|| nbd::Front::number_of(token)).or_else(|| u16::try_from(TokenSpace::volume_of(token)?).ok())?;
+    let of_volume = || u16::try_from(TokenSpace::volume_of(token)?).ok();
+    let number = listener.or_else(|| nbd::Front::number_of(token)).or_else(of_volume).or_else(|| Generator::number_of(token))?;
     Some(VolumeNumber(number))
 }
 
@@ -357,6 +372,9 @@ impl Served {
         self.volume.on_messages(reactor, fabric);
         if let (Some(front), Some(queue)) = (&mut self.front, self.volume.queue()) {
             front.pump(reactor, fabric, queue);
+        }
+        if let (Some(generator), Some(queue)) = (&mut self.generator, self.volume.queue()) {
+            generator.pump(reactor, fabric, queue);
         }
         self.volume.pump(reactor, fabric);
     }

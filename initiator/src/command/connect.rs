@@ -3,11 +3,11 @@
 use godwit_config::ConnectOptions;
 
 use super::volume::{self, Paths, address, io_queues};
-use super::{Failure, control, discover, endpoints, names, print};
+use super::{Failure, control, explain, names, print};
 use crate::cli::ConnectArgs;
-use crate::daemon::{Purpose, Service, ServiceError, Setup, Wanted, serve};
+use crate::daemon::{Purpose, Service, Setup, Wanted, serve};
 use crate::device;
-use crate::host::{Names, VolumeInfo};
+use crate::host::VolumeInfo;
 use crate::socket;
 
 pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
@@ -41,7 +41,7 @@ pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
         volumes: vec![wanted],
         purpose: Purpose::OneVolume,
     };
-    serve(setup, |_, place, info| print_ready(place, info)).map_err(|error| explain(error, args, &options, names))
+    serve(setup, |_, place, info| print_ready(place, info)).map_err(|error| explain(error, &args.url, options.crc, names))
 }
 
 fn paths(args: &ConnectArgs, options: &ConnectOptions) -> Paths {
@@ -74,22 +74,4 @@ fn print_ready(uri: &str, info: &VolumeInfo) {
     let (block_bytes, queues) = (info.geometry.block_bytes, info.io_queues);
     // Nobody may be listening, and the volume is served all the same.
     let _ = print(format!("ready: {uri} ({bytes} bytes in blocks of {block_bytes}{access}, {queues} I/O queues)\n").as_bytes());
-}
-
-/// The error, with what the target has instead where that helps.
-fn explain(error: ServiceError, args: &ConnectArgs, options: &ConnectOptions, names: Names) -> Failure {
-    if matches!(&error, ServiceError::Host(error) if error.is_unknown_host()) {
-        return Failure::Failed(format!("{error}: {}", names.host));
-    }
-    let unknown = matches!(&error, ServiceError::Host(error) if error.is_unknown_subsystem());
-    let mut text = error.to_string();
-    if unknown && let Some(&endpoint) = endpoints(&args.url, options.crc).unwrap_or_default().first() {
-        let offered = discover::offered(endpoint, names);
-        match offered.as_deref() {
-            Ok([]) => text.push_str("; it offers none to this host"),
-            Ok(offered) => text.push_str(&format!("; it offers {}", offered.join(", "))),
-            Err(_) => {}
-        }
-    }
-    Failure::Failed(text)
 }

@@ -1,5 +1,6 @@
 //! The commands of `godwit`, one module each.
 
+mod bench;
 mod connect;
 mod control;
 mod discover;
@@ -16,6 +17,7 @@ use godwit_nvme::{HostId, Nqn};
 use godwit_rdma::FpduSize;
 
 use crate::cli::{Cli, Command, HostArgs};
+use crate::daemon::ServiceError;
 use crate::demo;
 use crate::host::{Endpoint, Names, in_words};
 
@@ -59,6 +61,7 @@ pub fn run(command: Command) -> Result<(), Failure> {
         Command::Status(args) => control::status(&args),
         Command::Disconnect(args) => control::disconnect(&args),
         Command::PrepareShutdown(args) => control::prepare_shutdown(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Demo(options) => demo::run(&options).map_err(|error| Failure::Failed(error.to_string())),
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -118,4 +121,22 @@ fn names(host: &HostArgs, subsystem: Nqn) -> Result<Names, Failure> {
     let identity = HostIdentity::discover(&IdentityFiles::default(), host.hostnqn.clone(), host.hostid);
     let identity = identity.map_err(|error| Failure::Failed(error.to_string()))?;
     Ok(Names { subsystem, host: identity.hostnqn, host_id: HostId::from(identity.hostid) })
+}
+
+/// The error, with what the target has instead where that helps.
+fn explain(error: ServiceError, url: &Url, crc: Crc, names: Names) -> Failure {
+    if matches!(&error, ServiceError::Host(error) if error.is_unknown_host()) {
+        return Failure::Failed(format!("{error}: {}", names.host));
+    }
+    let unknown = matches!(&error, ServiceError::Host(error) if error.is_unknown_subsystem());
+    let mut text = error.to_string();
+    if unknown && let Some(&endpoint) = endpoints(url, crc).unwrap_or_default().first() {
+        let offered = discover::offered(endpoint, names);
+        match offered.as_deref() {
+            Ok([]) => text.push_str("; it offers none to this host"),
+            Ok(offered) => text.push_str(&format!("; it offers {}", offered.join(", "))),
+            Err(_) => {}
+        }
+    }
+    Failure::Failed(text)
 }

@@ -5,33 +5,33 @@ use std::fmt;
 use super::limits::STREAM_BUFFER_BYTES;
 
 /// The stream buffer of one connection.
-pub(super) struct Input {
+pub(crate) struct Input {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
 impl Input {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { bytes: vec![0; STREAM_BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0 }
     }
 
     /// What is there.
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
     /// Whether there is room for more.
-    pub(super) fn has_space(&self) -> bool {
+    pub(crate) fn has_space(&self) -> bool {
         self.end - self.start < self.bytes.len()
     }
 
     /// Room for more bytes, behind those that are there.
-    pub(super) fn space(&mut self) -> &mut [u8] {
+    pub(crate) fn space(&mut self) -> &mut [u8] {
         if self.start > 0 {
             // Mostly there is nothing to move: what was received was used up.
             self.bytes.copy_within(self.start..self.end, 0);
@@ -41,13 +41,13 @@ impl Input {
     }
 
     /// So many bytes were put into [`Self::space`].
-    pub(super) fn received(&mut self, len: usize) {
+    pub(crate) fn received(&mut self, len: usize) {
         debug_assert!(len <= self.bytes.len() - self.end);
         self.end += len;
     }
 
     /// The first so many bytes were used.
-    pub(super) fn consume(&mut self, len: usize) {
+    pub(crate) fn consume(&mut self, len: usize) {
         debug_assert!(len <= self.end - self.start);
         self.start += len;
         if self.start == self.end {

@@ -57,6 +57,7 @@ mod transmission;
 mod volume;
 
 pub use front::{Front, LinkEnd, LinkId};
+pub(crate) use input::Input;
 pub use limits::Limits;
 pub use volume::Volume;
 

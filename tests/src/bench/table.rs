@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use godwit_initiator::bench::table::aligned;
 use godwit_initiator::demo::fio::{WORKLOADS, Workload};
 
 use super::outcome::Outcome;
@@ -115,19 +116,10 @@ fn row<const N: usize>(first: &str, cells: impl Iterator<Item = String>, last: [
     std::iter::once(first.to_owned()).chain(cells).chain(last).collect()
 }
 
-/// Columns as wide as they need; the first to the left, the others to the right.
+/// A row for each item, below the header.
 fn grid<T>(header: &[String], items: &[T], row: impl Fn(&T) -> Vec<String>) -> String {
     let rows: Vec<Vec<String>> = std::iter::once(header.to_vec()).chain(items.iter().map(row)).collect();
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or_default();
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    let mut text = String::new();
-    for row in &rows {
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let _ = if column == 0 { write!(text, "{cell:<width$}") } else { write!(text, "  {cell:>width$}") };
-        }
-        text.push('\n');
-    }
-    text
+    aligned(&rows)
 }
 
 #[cfg(test)]
