@@ -43,7 +43,7 @@ impl World {
 
     /// A bench of the volume, of a second unless told otherwise.
     fn bench(&self, arguments: &[&str]) -> Command {
-        let mut command = bench(&[&[&self.target.url()][..], arguments].concat());
+        let mut command = bench(&[&[self.target.url().as_str()][..], arguments].concat());
         command.arg("--target-control").arg(self.at("target.sock"));
         command
     }
@@ -198,7 +198,7 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
         (&["--hostnqn", "nqn.2026-11.org.example:other", "--target-control", "/nowhere"], 1, "/nowhere"),
     ];
     for (arguments, code, words) in cases {
-        let mut command = bench(&[&[&world.target.url()][..], arguments].concat());
+        let mut command = bench(&[&[world.target.url().as_str()][..], arguments].concat());
         let (found, said) = run_failing(&mut command);
         assert!(said.contains(words), "{arguments:?}: {said}");
         assert_eq!((said.lines().count(), found), (1, code), "{arguments:?}: {said}");

@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! The NBD protocol as a core without I/O and without a clock: server side.
+//! The NBD protocol as a core without I/O and without a clock: server side, and the little of a client that measuring needs.
 //!
 //! A connection is driven in two phases, each fed with whatever bytes the socket gave, cut anywhere:
 //!

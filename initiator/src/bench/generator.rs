@@ -293,18 +293,8 @@ impl Generator {
     /// Makes the requests that are due, as far as there are slots; whether there were any.
     fn make_requests<R: Reactor, Q: BlockQueue<R>>(&mut self, now: Time, reactor: &mut R, fabric: &mut Fabric, queue: &mut Q) -> bool {
         let mut made = false;
-        loop {
-            let Some(run) = &self.run else { break };
-            if run.trouble.is_some() || run.until.is_some_and(|until| now >= until) {
-                break;
-            }
-            let Some(begun) = run.next_begins(now) else { break };
-            let Some(&index) = self.free.last() else {
-                if let Some(run) = &mut self.run {
-                    run.late = run.pace_due().is_some();
-                }
-                break;
-            };
+        while let Some(begun) = self.run.as_ref().and_then(|run| run.next_begins(now)) {
+            let Some(&index) = self.free.last() else { break };
             let Some(choice) = self.refused.take().or_else(|| self.choose()) else { break };
             let Some(op) = self.operation(index, choice) else { break };
             if let Err(op) = queue.submit(reactor, fabric, Ticket(index.into()), op) {
@@ -319,9 +309,11 @@ impl Generator {
             (slot.choice, slot.begun) = (choice, begun);
             if let Some(run) = &mut self.run {
                 run.made += 1;
-                run.late &= run.pace_due().is_some_and(|due| due <= now);
             }
             made = true;
+        }
+        if let Some(run) = &mut self.run {
+            run.late = run.pace_due().is_some_and(|due| due <= now);
         }
         made
     }
@@ -434,8 +426,11 @@ impl Run {
         Some(self.begun + pace.due(self.made))
     }
 
-    /// When the next request begins, if it does by now.
+    /// When the next request begins, if there is to be one by now.
     fn next_begins(&self, now: Time) -> Option<Time> {
+        if self.trouble.is_some() || self.until.is_some_and(|until| now >= until) {
+            return None;
+        }
         match self.pace_due() {
             None => Some(now),
             Some(due) if due > now => None,

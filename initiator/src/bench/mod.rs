@@ -43,8 +43,8 @@ use subject::Subject;
 /// How often it is looked whether the user has had enough.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How much longer than its time a job may take to end before it counts as stuck: commands are aborted after half of that.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long no request may be answered before a run is given up. The host gives a target up sooner, and says why.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Requests under way while a range is filled or checked, and how large they are at least where the range allows.
 const WALK_DEPTH: u16 = 32;
@@ -133,7 +133,7 @@ impl Plan {
         let block = u64::from(geometry.block_bytes);
         for case in &self.cases {
             let bytes = Size::from_bytes(case.request_bytes);
-            if case.request_bytes % block != 0 {
+            if !case.request_bytes.is_multiple_of(block) {
                 return unfit(format!("--bs {bytes} is not a multiple of the volume's blocks of {block} bytes"));
             }
             if case.request_bytes > geometry.max_transfer_bytes as u64 {
@@ -151,7 +151,7 @@ impl Plan {
             return unfit(format!("--qd {} is more than the {limit} requests that the target takes in a queue", self.depth()));
         }
         let left = geometry.size_bytes.saturating_sub(self.offset_bytes);
-        if self.offset_bytes % block != 0 {
+        if !self.offset_bytes.is_multiple_of(block) {
             return unfit(format!("--offset is not a multiple of the volume's blocks of {block} bytes"));
         }
         let size_bytes = self.size_bytes.unwrap_or(left);

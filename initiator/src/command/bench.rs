@@ -20,7 +20,7 @@ use crate::worker::WorkerConfig;
 
 pub(super) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let plan = args.plan(RandomState::new().hash_one(())).map_err(Failure::Usage)?;
-    let others = args.compare.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
+    let others = args.compare.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let files = Files::open([&args.json, &args.html].into_iter().flatten().filter(|path| !is_stdout(path)))?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

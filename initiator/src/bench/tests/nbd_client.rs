@@ -1,5 +1,7 @@
 //! A client and a server's end of its socket, which a test drives byte by byte.
 
+#![expect(clippy::cast_possible_truncation, reason = "patterns of bytes may repeat")]
+
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
