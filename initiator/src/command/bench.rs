@@ -183,7 +183,14 @@ fn is_stdout(path: &Path) -> bool {
 
 fn read(path: &PathBuf) -> Result<Report, Failure> {
     let text = fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {}", path.display(), in_words(&error))))?;
-    Report::read(&text).map_err(|error| Failure::Usage(format!("{} {error}", path.display())))
+    let mut report = Report::read(&text).map_err(|error| Failure::Usage(format!("{} {error}", path.display())))?;
+    // One that was given no name is called as its file is: it may well be an earlier run on the same volume.
+    if report.name == report.subject
+        && let Some(stem) = path.file_stem()
+    {
+        report.name = stem.to_string_lossy().into_owned();
+    }
+    Ok(report)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
