@@ -162,7 +162,7 @@ fn an_export_is_measured_by_the_same_generators() {
 #[test]
 fn a_rate_is_offered_and_no_more() {
     let world = World::memory();
-    run(world.bench(&["--rate", "1000", "--qd", "4", "--queues", "2", "--json"]).arg(world.at("rate.json")));
+    run(world.bench(&["--rate", "1000", "--qd", "4", "--queues", "2"]).arg("--json").arg(world.at("rate.json")));
     let report = world.read("rate.json");
     assert!((900.0..=1002.0).contains(&report.cases[0].iops), "{:?}", report.cases[0]);
 }

@@ -1,7 +1,7 @@
 //! `godwit bench`: measures a volume by the host's own queues, with no NBD in between; or any NBD export, by the same generators.
 //!
 //! Each I/O queue is on a reactor thread of its own, in the very loop that serves volumes, and where an NBD front end stands there otherwise stands a
-//! [`generator`]. This module leads them from the calling thread through the cases of a plan: it starts each job on all of them at once, waits for
+//! generator. This module leads them from the calling thread through the cases of a plan: it starts each job on all of them at once, waits for
 //! their reports, and adds up what they have counted. Nothing of it is on the path of a request.
 //!
 //! Processor time for each request is that of the whole process between two looks, one when the ramp is over and one at the end of the time, divided by

@@ -19,7 +19,7 @@ const POINTS: [u32; 20] = [
 /// A run: all its cases, and what it was run with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`FORMAT`].
+    /// The version of the format.
     pub format: u32,
     /// What people call the run.
     pub name: String,
