@@ -64,18 +64,27 @@ impl Trace {
         self.marker.as_ref().expect("it is open").write_all(text.as_bytes()).expect("the trace takes a marker");
     }
 
+    /// What was recorded so far, in the order in which it happened; a marker is an event named `tracing_mark_write`.
+    ///
+    /// # Panics
+    ///
+    /// When events were lost.
+    pub fn events(&self) -> Vec<Event> {
+        let text = fs::read_to_string(self.folder.join("trace")).expect("a trace can be read");
+        assert!(!text.contains("LOST"), "events were lost");
+        text.lines().filter_map(parse).collect()
+    }
+
     /// What was recorded between two markers, in the order in which it happened.
     ///
     /// # Panics
     ///
     /// When a marker is not there once, or events were lost.
     pub fn between(&self, from: &str, to: &str) -> Vec<Event> {
-        let text = fs::read_to_string(self.folder.join("trace")).expect("a trace can be read");
-        assert!(!text.contains("LOST"), "events were lost");
-        let events: Vec<_> = text.lines().filter_map(parse).collect();
+        let events = self.events();
         let find = |marker: &str| {
             let mut found = events.iter().enumerate().filter(|(_, event)| event.name == "tracing_mark_write" && event.fields == marker);
-            let (index, _) = found.next().unwrap_or_else(|| panic!("the marker `{marker}` is not in the trace:\n{text}"));
+            let (index, _) = found.next().unwrap_or_else(|| panic!("the marker `{marker}` is not in the trace:\n{events:#?}"));
             assert!(found.next().is_none(), "the marker `{marker}` is there twice");
             index
         };

@@ -1,4 +1,4 @@
-//! A block device with a volatile cache that fails when it is told to: device mapper's flakey on a loop device.
+//! A block device with a volatile cache that fails, or stands still, when it is told to: device mapper's flakey on a loop device.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,6 +59,16 @@ impl FlakyDisk {
         self.become_(&self.table("1 0"));
     }
 
+    /// From now on, and while the guard is there, what is asked of it waits.
+    ///
+    /// # Panics
+    ///
+    /// When the kernel does not have it so.
+    pub fn hold(&self) -> Held {
+        dmsetup(&["suspend", "--noflush", "--nolockfs", NAME]);
+        Held(())
+    }
+
     fn become_(&self, table: &str) {
         dmsetup(&["load", NAME, "--table", table]);
         dmsetup(&["resume", "--noflush", "--nolockfs", NAME]);
@@ -67,6 +77,21 @@ impl FlakyDisk {
     /// Seconds up and seconds down, and how it is then.
     fn table(&self, health: &str) -> String {
         format!("0 {} flakey {} 0 {health}", self.sectors, self.below)
+    }
+}
+
+/// A disk that stands still.
+#[derive(Debug)]
+pub struct Held(());
+
+impl Held {
+    /// Lets it go on.
+    pub fn release(self) {}
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        dmsetup(&["resume", NAME]);
     }
 }
 

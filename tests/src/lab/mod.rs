@@ -17,6 +17,9 @@
 //! It fails when the body fails, when the guest dies or takes too long, and when its kernel complains ([`kernel_log`]).
 
 pub mod attached;
+pub mod bare_host;
+pub mod block_trace;
+pub mod cable;
 pub mod disk;
 pub mod drive;
 pub mod filesystem;

@@ -114,6 +114,16 @@ impl Device {
     }
 }
 
+/// Makes a soft RoCE device of a name on an interface, and waits until it knows the interface's addresses.
+pub(super) fn await_rxe(name: &str, interface: &str, addresses: &[IpAddr]) {
+    run(Command::new("rdma").args(["link", "add", name, "type", "rxe", "netdev", interface]));
+    let port = Path::new("/sys/class/infiniband").join(name).join("ports/1");
+    let is_active = || fs::read_to_string(port.join("state")).is_ok_and(|state| state.contains("ACTIVE"));
+    wait_for("the RDMA device is active", Duration::from_secs(60), || {
+        is_active() && addresses.iter().all(|&address| has_gid(&port, address))
+    });
+}
+
 /// What the RDMA devices hold for everyone, as `rdma resource` counts it: queue pairs (`qp`), memory regions (`mr`), identifiers (`cm_id`) and so on.
 ///
 /// # Panics

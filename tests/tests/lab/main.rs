@@ -10,6 +10,7 @@ mod devices;
 mod discovery;
 mod driver;
 mod durability;
+mod fencing;
 mod filesystems;
 mod long;
 mod matrix;
