@@ -17,6 +17,7 @@ mod matrix;
 mod offers;
 mod provider;
 mod queues;
+mod resizing;
 mod served;
 mod survival;
 mod systemd;
