@@ -69,7 +69,7 @@ lab: setup-lab build ## run the tests that boot a Linux kernel of their own in Q
 
 # One guest at a time: each has much to write.
 lab-long: LAB_GUESTS = 1
-lab-long: setup-lab build ## run the longest of them: power cuts, memory pressure
+lab-long: setup-lab build ## run the longest of them: power cuts, memory pressure, long absences
 	$(LAB) $(or $(AS_ROOT),--) $(LAB_LONG)
 
 # Peers are measured where they are installed.

@@ -15,9 +15,6 @@ use super::{Failure, Forwarded, Guest, INSIDE, Kernel, PASSED, STARTED, modprobe
 use crate::daemon::wait_for;
 use crate::tools::{has, is_root, run as run_to_end};
 
-/// Two, so that what happens at the same time shows.
-const PROCESSORS: u32 = 2;
-
 /// An Oops ends the guest, with the trace on the console, rather than leave it hanging. The guest is an ordinary process, which may stand still on a busy
 /// machine: what its kernel would say about lost time is no fault. The log is large enough for all that a case makes the kernel say.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check random.trust_cpu=on \
@@ -253,7 +250,18 @@ fn qemu_arguments(guest: &Guest, image: &Image, folder: &Path) -> Vec<String> {
     let mut arguments = Vec::new();
     let mut add = |words: &[&str]| arguments.extend(words.iter().map(|&word| word.to_owned()));
     // Emulation everywhere: where there is KVM at all it is nested, and does not run every kernel.
-    add(&["-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-m", &guest.memory_mib.to_string(), "-smp", &PROCESSORS.to_string()]);
+    add(&[
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max",
+        "-M",
+        "q35",
+        "-m",
+        &guest.memory_mib.to_string(),
+        "-smp",
+        &guest.processors.to_string(),
+    ]);
     add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
     add(&["-kernel", &image.vmlinux.display().to_string(), "-initrd", &image.initrd.display().to_string()]);
     add(&["-append", &format!("{KERNEL_ARGUMENTS} {}", guest.kernel_arguments)]);

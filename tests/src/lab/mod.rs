@@ -60,6 +60,9 @@ const PASSED: &str = "passed";
 /// A test program and two daemons, their files, and what the kernel's target has for a disk.
 const MEMORY_MIB: u32 = 2048;
 
+/// Two, so that what happens at the same time shows.
+const PROCESSORS: u32 = 2;
+
 /// How many lines of a log a failure shows.
 const TAIL: usize = 60;
 
@@ -98,6 +101,7 @@ pub struct Guest {
     kernel_arguments: String,
     systemd: bool,
     memory_mib: u32,
+    processors: u32,
     drive: Option<Drive>,
     forwarded: Option<Forwarded>,
 }
@@ -113,6 +117,7 @@ impl Default for Guest {
             kernel_arguments: String::new(),
             systemd: false,
             memory_mib: MEMORY_MIB,
+            processors: PROCESSORS,
             drive: None,
             forwarded: None,
         }
@@ -147,6 +152,12 @@ impl Guest {
     #[must_use]
     pub fn memory(self, memory_mib: u32) -> Self {
         Self { memory_mib, ..self }
+    }
+
+    /// Another number of processors than two.
+    #[must_use]
+    pub fn processors(self, processors: u32) -> Self {
+        Self { processors, ..self }
     }
 
     /// A disk, as [`drive::PATH`].
