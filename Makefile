@@ -45,7 +45,7 @@ demo: setup-demo build ## run target, initiator and fio on this machine (ARGS=".
 AS_ROOT := $(if $(filter 0,$(shell id -u)),-- --include-ignored)
 
 # How many guests run at a time. One has two processors, and mostly uses one of them.
-LAB_GUESTS ?= 2
+LAB_GUESTS ?= 3
 # What of the lab every change has to pass; the rest takes as long again, and is for `make lab`. siw may miss the first message of a quick peer, so a case
 # where our own iWARP is that peer of siw now and then fails.
 LAB_GATE := driver:: provider:: matrix:: durability:: attach::a_volume_is_a_disk --skip our_iwarp_initiator_uses_our_rdma_target_on_siw
