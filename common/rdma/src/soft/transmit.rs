@@ -1,20 +1,27 @@
 //! The sending side of a stream: segments become frames, frames leave in as few calls as possible.
 //!
+//! What is short is copied, one frame behind the other, into one run of bytes; only payload that is not worth a copy stays where it is. So many small frames
+//! are one slice of a call, and a response goes with the end of the data before it.
+//!
 //! A frame is kept until its last byte is handed to TCP, which copies: until then its payload stays where it is, in a work request that cannot be
 //! removed or in a region. A region that is revoked in between (the peer answered a command whose data it had not finished reading) is noticed when
 //! the next call is put together, and ends the connection.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 
 use godwit_iwarp::{Connection, Segment, Source, Stag};
 use godwit_reactor::{Reactor, StreamId};
 
 use super::work::{Payload, Work};
-use crate::{Completion, Disconnect, Header};
+use crate::{Completion, Disconnect};
 
-/// Frames that one call takes at most; three slices each.
+/// Frames that one call takes at most.
 const FRAMES_PER_CALL: usize = 64;
+
+/// Slices that these are at most: payload, and the copied bytes before, between and behind.
+const SLICES_PER_CALL: usize = 2 * FRAMES_PER_CALL + 1;
 
 /// Calls that one turn of the loop makes for a stream that takes everything, before others have their turn.
 const CALLS_PER_TURN: usize = 16;
@@ -22,18 +29,20 @@ const CALLS_PER_TURN: usize = 16;
 /// Bytes that are put into frames ahead of the socket: more would only age in the queue.
 const BYTES_AHEAD: usize = 1 << 20;
 
-/// Room for an FPDU header, the header of a message, and a little data.
-const HEAD_BYTES: usize = 192;
+/// The longest frame that is copied as a whole.
+const COPY_BYTES: usize = 192;
 
-/// A frame on its way out.
+/// Copied bytes that have been sent and may lie in front of those that have not.
+const MOST_STALE_BYTES: usize = 32 << 10;
+
+/// A frame on its way out: copied bytes, then payload, then copied bytes.
 #[derive(Debug)]
 struct Frame {
-    /// What is copied: FPDU header, message header, and small data with their trailer.
-    head: [u8; HEAD_BYTES],
-    head_len: usize,
+    /// Copied bytes before the payload: all of it for a small frame.
+    before: usize,
     body: Body,
-    trailer: [u8; 8],
-    trailer_len: usize,
+    /// Copied bytes behind the payload.
+    behind: usize,
     /// The work request that is complete when this frame is gone.
     completes: Option<usize>,
 }
@@ -53,62 +62,19 @@ impl Body {
             Self::Work { len, .. } | Self::Region { len, .. } => len,
         }
     }
+
+    fn bytes(self, payload: &Payload) -> Option<&[u8]> {
+        match self {
+            Self::Nothing => Some(&[]),
+            Self::Work { key, offset, len } => Some(payload.works.get(key)?.payload(offset, len).1),
+            Self::Region { stag, to, len } => payload.regions.readable(stag, to, len).ok(),
+        }
+    }
 }
 
 impl Frame {
     fn len(&self) -> usize {
-        self.head_len + self.body.len() + self.trailer_len
-    }
-
-    fn copied(bytes: &[&[u8]]) -> Self {
-        let mut frame = Self { head: [0; HEAD_BYTES], head_len: 0, body: Body::Nothing, trailer: [0; 8], trailer_len: 0, completes: None };
-        for part in bytes {
-            frame.head[frame.head_len..frame.head_len + part.len()].copy_from_slice(part);
-            frame.head_len += part.len();
-        }
-        frame
-    }
-
-    /// The frame of a segment, with the checksum of its payload.
-    fn new(segment: &Segment, payload: &Payload) -> Option<Self> {
-        let (first, second, body) = match segment.source {
-            Source::Nothing | Source::ReadRequest(_) => (&[][..], &[][..], Body::Nothing),
-            Source::Work(id) => {
-                let key = usize::try_from(id).ok()?;
-                let (header, data) = payload.works.get(key)?.payload(segment.offset as usize, segment.len);
-                let offset = segment.offset as usize + header.len();
-                (header, data, Body::Work { key, offset, len: data.len() })
-            }
-            Source::ReadResponse { stag, to } => {
-                let to = to.checked_add(u64::from(segment.offset))?;
-                let data = if segment.len == 0 { &[][..] } else { payload.regions.readable(stag, to, segment.len).ok()? };
-                (&[][..], data, Body::Region { stag, to, len: data.len() })
-            }
-        };
-        let trailer = segment.trailer([first, second]);
-        let trailer = trailer.as_ref();
-        let copies_all = segment.header().len() + first.len() + second.len() + trailer.len() <= HEAD_BYTES;
-        let mut frame = if copies_all {
-            Self::copied(&[segment.header(), first, second, trailer])
-        } else {
-            let mut frame = Self::copied(&[segment.header(), first]);
-            frame.body = body;
-            frame.trailer[..trailer.len()].copy_from_slice(trailer);
-            frame.trailer_len = trailer.len();
-            frame
-        };
-        if let (Source::Work(id), true) = (segment.source, segment.last) {
-            frame.completes = usize::try_from(id).ok();
-        }
-        Some(frame)
-    }
-
-    fn body<'a>(&self, payload: &'a Payload) -> Option<&'a [u8]> {
-        match self.body {
-            Body::Nothing => Some(&[]),
-            Body::Work { key, offset, len } => Some(payload.works.get(key)?.payload(offset, len).1),
-            Body::Region { stag, to, len } => payload.regions.readable(stag, to, len).ok(),
-        }
+        self.before + self.body.len() + self.behind
     }
 }
 
@@ -116,6 +82,9 @@ impl Frame {
 #[derive(Debug, Default)]
 pub(super) struct Transmit {
     frames: VecDeque<Frame>,
+    /// The copied bytes of the frames, in order, from `start` on.
+    copied: Vec<u8>,
+    start: usize,
     queued_bytes: usize,
     /// How much of the first frame is gone.
     sent_of_first: usize,
@@ -174,31 +143,68 @@ impl Transmit {
     }
 
     fn fill(&mut self, connection: &mut Connection, payload: &Payload) -> Result<(), Disconnect> {
+        if self.start > MOST_STALE_BYTES {
+            self.copied.drain(..std::mem::take(&mut self.start));
+        }
         while self.queued_bytes < BYTES_AHEAD && self.frames.len() < FRAMES_PER_CALL {
             let Some(segment) = connection.next_segment() else { break };
-            let frame = Frame::new(&segment, payload).ok_or_else(region_gone)?;
-            self.queued_bytes += frame.len();
-            self.frames.push_back(frame);
+            self.add(&segment, payload).ok_or_else(region_gone)?;
         }
         Ok(())
     }
 
-    fn call<R: Reactor>(&self, reactor: &mut R, stream: StreamId, payload: &Payload) -> Result<usize, Unsent> {
-        let mut slices = [IoSlice::new(&[]); 3 * FRAMES_PER_CALL];
-        let mut count = 0;
-        let mut skip = self.sent_of_first;
-        for frame in &self.frames {
-            let body = frame.body(payload).ok_or(Unsent::RegionGone)?;
-            for part in [&frame.head[..frame.head_len], body, &frame.trailer[..frame.trailer_len]] {
-                let skipped = skip.min(part.len());
-                skip -= skipped;
-                if skipped < part.len() {
-                    slices[count] = IoSlice::new(&part[skipped..]);
-                    count += 1;
-                }
+    /// Adds the frame of a segment, with the checksum of its payload.
+    fn add(&mut self, segment: &Segment, payload: &Payload) -> Option<()> {
+        let (first, second, body) = match segment.source {
+            Source::Nothing | Source::ReadRequest(_) => (&[][..], &[][..], Body::Nothing),
+            Source::Work(id) => {
+                let key = usize::try_from(id).ok()?;
+                let (header, data) = payload.works.get(key)?.payload(segment.offset as usize, segment.len);
+                let offset = segment.offset as usize + header.len();
+                (header, data, Body::Work { key, offset, len: data.len() })
             }
+            Source::ReadResponse { stag, to } => {
+                let to = to.checked_add(u64::from(segment.offset))?;
+                let data = if segment.len == 0 { &[][..] } else { payload.regions.readable(stag, to, segment.len).ok()? };
+                (&[][..], data, Body::Region { stag, to, len: data.len() })
+            }
+        };
+        let trailer = segment.trailer([first, second]);
+        let completes = match segment.source {
+            Source::Work(id) if segment.last => Some(usize::try_from(id).ok()?),
+            _ => None,
+        };
+        let before = self.copied.len();
+        self.copied.extend_from_slice(segment.header());
+        self.copied.extend_from_slice(first);
+        let body = if segment.wire_len() <= COPY_BYTES {
+            self.copied.extend_from_slice(second);
+            Body::Nothing
+        } else {
+            body
+        };
+        let behind = self.copied.len();
+        self.copied.extend_from_slice(trailer.as_ref());
+        let frame = Frame { before: behind - before, body, behind: self.copied.len() - behind, completes };
+        self.queued_bytes += frame.len();
+        self.frames.push_back(frame);
+        Some(())
+    }
+
+    fn call<R: Reactor>(&self, reactor: &mut R, stream: StreamId, payload: &Payload) -> Result<usize, Unsent> {
+        let mut slices = Slices { slices: [IoSlice::new(&[]); SLICES_PER_CALL], count: 0, skip: self.sent_of_first };
+        let mut run = self.start..self.start;
+        for frame in &self.frames {
+            run.end += frame.before;
+            if frame.body.len() > 0 {
+                slices.add(&self.copied[run.clone()]);
+                slices.add(frame.body.bytes(payload).ok_or(Unsent::RegionGone)?);
+                run = Range { start: run.end, end: run.end };
+            }
+            run.end += frame.behind;
         }
-        reactor.send(stream, &slices[..count]).map_err(Unsent::Socket)
+        slices.add(&self.copied[run]);
+        reactor.send(stream, &slices.slices[..slices.count]).map_err(Unsent::Socket)
     }
 
     fn advance(&mut self, sent: usize, payload: &mut Payload, done: &mut VecDeque<Completion>) {
@@ -210,6 +216,7 @@ impl Transmit {
             }
             self.sent_of_first -= len;
             self.queued_bytes -= len;
+            self.start += frame.before + frame.behind;
             if let Some(key) = frame.completes {
                 match payload.works.remove(key) {
                     Work::Send { id, data, .. } => done.push_back(Completion::SendDone { id, data }),
@@ -218,6 +225,8 @@ impl Transmit {
             }
             self.frames.pop_front();
         }
+        self.copied.clear();
+        self.start = 0;
     }
 
     /// Sends a last segment, a Terminate, behind the frame that is half sent. As far as the socket takes it: it is not asked to say when it takes more.
@@ -230,12 +239,32 @@ impl Transmit {
         done: &mut VecDeque<Completion>,
     ) {
         self.frames.truncate(usize::from(self.sent_of_first > 0));
-        let trailer = segment.trailer([]);
-        self.frames.push_back(Frame::copied(&[segment.header(), trailer.as_ref()]));
+        self.copied.truncate(self.start + self.frames.iter().map(|frame| frame.before + frame.behind).sum::<usize>());
         self.queued_bytes = self.frames.iter().map(Frame::len).sum();
+        if self.add(segment, payload).is_none() {
+            return;
+        }
         while !self.frames.is_empty() {
             let Ok(sent) = self.call(reactor, stream, payload) else { return };
             self.advance(sent, payload, done);
+        }
+    }
+}
+
+/// The slices of a call, without what was sent before.
+struct Slices<'a> {
+    slices: [IoSlice<'a>; SLICES_PER_CALL],
+    count: usize,
+    skip: usize,
+}
+
+impl<'a> Slices<'a> {
+    fn add(&mut self, bytes: &'a [u8]) {
+        let skipped = self.skip.min(bytes.len());
+        self.skip -= skipped;
+        if skipped < bytes.len() {
+            self.slices[self.count] = IoSlice::new(&bytes[skipped..]);
+            self.count += 1;
         }
     }
 }
@@ -248,5 +277,3 @@ enum Unsent {
 fn region_gone() -> Disconnect {
     Disconnect::Violation("the peer answered a command before it had read the command's data".to_owned())
 }
-
-const _: () = assert!(HEAD_BYTES > 48 + Header::MAX_BYTES + 8, "a Send's header and its frame's fit the head");
