@@ -28,6 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A shutdown with a volume takes no longer than one without, and this.
 const LONGER: Duration = Duration::from_secs(10);
 
+/// What a shutdown without a volume takes at most in a guest that has a processor of this machine to itself.
+const QUICK: Duration = Duration::from_secs(6);
+
 /// Boot, case and shutdown under an emulated processor.
 fn guest() -> Guest {
     Guest::default().limit(Duration::from_secs(1200))
@@ -223,7 +226,9 @@ fn a_mounted_volume_does_not_hold_up_the_shutdown() {
     };
     let [Some(plain), Some(volume), Some(dead)] = [With::NoVolume, With::Volume, With::VolumeOfDeadTarget].map(took) else { return };
     println!("shutdown: {plain:.1?} without a volume, {volume:.1?} with one, {dead:.1?} with one whose target is gone");
-    assert!(volume <= plain + LONGER && dead <= plain + LONGER, "{plain:?}, {volume:?}, {dead:?}");
+    // Where the machine is that slow without a volume, what is done for one takes longer, too.
+    let longer = LONGER.mul_f64((plain.as_secs_f64() / QUICK.as_secs_f64()).max(1.0));
+    assert!(volume <= plain + longer && dead <= plain + longer, "{plain:?}, {volume:?}, {dead:?}");
 }
 
 /// What the README has for a quick start.
