@@ -24,8 +24,9 @@ setup-lab:
 cargo:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust as https://rustup.rs tells" >&2; exit 1; }
 
+# Optimised across crates: a tenth less processor time an I/O, for minutes of linking, which tests do without.
 build: cargo ## build both programs, optimised
-	$(CARGO) build --locked --release -p godwit -p godwit-target
+	CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 $(CARGO) build --locked --release -p godwit -p godwit-target
 
 export PREFIX SYSCONFDIR DESTDIR
 

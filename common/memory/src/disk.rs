@@ -1,114 +1,145 @@
 //! Memory that the threads of a process share as they would share a disk: sparse, read and written by offset.
 //!
-//! It is cut into chunks, each behind a lock of its own, which is held for a copy and no longer. So two threads wait for each other only on one chunk, and a
-//! read sees each chunk's part of a write whole or not at all. A chunk that was never written, or was zeroed as a whole, takes no memory.
+//! # Why this is sound
+//!
+//! * The mapping is made once, for as long as the disk lives; nobody else knows of it.
+//! * It is cut into stripes, each with a lock. The bytes of a stripe are read while its lock is held by readers, and changed while it is held by one writer:
+//!   so no copy races with another, and no slice of it outlives its guard.
+//!
+//! A lock is held for a copy of at most a stripe. Two threads wait for each other only when they work on one stripe (or on two that share a lock) and one of
+//! them writes; a read sees each stripe's part of a write whole or not at all. What was never written, or was zeroed by whole pages, takes no memory.
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::ptr::NonNull;
+use std::slice;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nix::errno::Errno;
-use zerocopy::FromZeros;
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Bytes of a chunk.
-const CHUNK_BYTES: usize = 1 << 20;
+use crate::PAGE_BYTES;
 
-type Chunk = Option<Box<[u8]>>;
+/// Bytes of a stripe.
+const STRIPE_BYTES: usize = 1 << 20;
+
+/// Locks: stripes whose numbers differ by a multiple of this share one.
+const LOCKS: usize = 1024;
 
 /// A disk in memory. It begins as zeroes.
 pub struct MemoryDisk {
-    len_bytes: u64,
-    chunks: Vec<RwLock<Chunk>>,
+    base: NonNull<u8>,
+    len_bytes: NonZeroUsize,
+    locks: Vec<RwLock<()>>,
 }
+
+// SAFETY: the mapping belongs to no thread, and what threads do with its bytes is ordered by the locks: see the module's header.
+unsafe impl Send for MemoryDisk {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryDisk {}
 
 impl MemoryDisk {
     /// A disk of `len_bytes`.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` when there is not even room for a list of its chunks.
+    /// `EINVAL` when that is nothing, `ENOMEM` when it is more than the process may address, and those of locking it where all memory is locked.
     pub fn new(len_bytes: u64) -> io::Result<Self> {
-        let count = usize::try_from(len_bytes.div_ceil(CHUNK_BYTES as u64)).map_err(|_| Errno::ENOMEM)?;
-        let mut chunks = Vec::new();
-        chunks.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
-        chunks.resize_with(count, RwLock::default);
-        Ok(Self { len_bytes, chunks })
+        let len_bytes = usize::try_from(len_bytes).ok().filter(|&len| isize::try_from(len).is_ok()).ok_or(Errno::ENOMEM)?;
+        let len_bytes = NonZeroUsize::new(len_bytes).ok_or(Errno::EINVAL)?;
+        // SAFETY: a fresh anonymous mapping at an address that the kernel chooses aliases nothing.
+        let mapping = unsafe {
+            mmap_anonymous(None, len_bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE)
+        };
+        let locks = (0..LOCKS).map(|_| RwLock::default()).collect();
+        Ok(Self { base: mapping?.cast(), len_bytes, locks })
     }
 
     /// Its size.
     pub fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.len_bytes.get() as u64
     }
 
     /// Reads from `offset` on; how much there was before the disk's end.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> usize {
         let mut done = 0;
-        for (index, range) in self.pieces(offset, into.len() as u64) {
-            let part = &mut into[done..done + range.len()];
-            match &*self.read(index) {
-                Some(chunk) => part.copy_from_slice(&chunk[range]),
-                None => part.fill(0),
-            }
-            done += part.len();
+        for piece in self.pieces(offset, into.len() as u64) {
+            let len = piece.len();
+            let reading = self.lock_of(&piece).read().unwrap_or_else(PoisonError::into_inner);
+            into[done..done + len].copy_from_slice(self.bytes(&reading, piece));
+            done += len;
         }
         done
     }
 
     /// Writes from `offset` on; how much there was room for before the disk's end.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM` when there is no memory for a chunk that was not written before. What comes before it is written.
-    pub fn write_at(&self, from: &[u8], offset: u64) -> io::Result<usize> {
+    pub fn write_at(&self, from: &[u8], offset: u64) -> usize {
         let mut done = 0;
-        for (index, range) in self.pieces(offset, from.len() as u64) {
-            let part = &from[done..done + range.len()];
-            let mut chunk = self.write(index);
-            let chunk = match &mut *chunk {
-                Some(chunk) => chunk,
-                none => none.insert(<[u8]>::new_box_zeroed_with_elems(CHUNK_BYTES).map_err(|_| Errno::ENOMEM)?),
-            };
-            chunk[range].copy_from_slice(part);
-            done += part.len();
+        for piece in self.pieces(offset, from.len() as u64) {
+            let len = piece.len();
+            let mut writing = self.lock_of(&piece).write().unwrap_or_else(PoisonError::into_inner);
+            self.bytes_mut(&mut writing, piece).copy_from_slice(&from[done..done + len]);
+            done += len;
         }
-        Ok(done)
+        done
     }
 
-    /// Makes a range read as zeroes, as far as it is on the disk, and gives the memory of whole chunks back.
+    /// Makes a range read as zeroes, as far as it is on the disk, and gives the memory of whole pages back.
     pub fn zero(&self, offset: u64, len_bytes: u64) {
-        for (index, range) in self.pieces(offset, len_bytes) {
-            let mut chunk = self.write(index);
-            if range.len() == CHUNK_BYTES {
-                *chunk = None;
-            } else if let Some(chunk) = &mut *chunk {
-                chunk[range].fill(0);
+        for piece in self.pieces(offset, len_bytes) {
+            let mut writing = self.lock_of(&piece).write().unwrap_or_else(PoisonError::into_inner);
+            let pages = piece.start.next_multiple_of(PAGE_BYTES)..piece.end / PAGE_BYTES * PAGE_BYTES;
+            let given_back = NonNull::new(self.address(pages.start).cast()).filter(|_| !pages.is_empty()).is_some_and(|start| {
+                // SAFETY: the pages lie in the piece, whose lock is held by us alone; private and anonymous, they read as zeroes from then on.
+                unsafe { madvise(start, pages.len(), MmapAdvise::MADV_DONTNEED) }.is_ok()
+            });
+            if given_back {
+                self.bytes_mut(&mut writing, piece.start..pages.start).fill(0);
+                self.bytes_mut(&mut writing, pages.end..piece.end).fill(0);
+            } else {
+                self.bytes_mut(&mut writing, piece).fill(0);
             }
         }
     }
 
-    /// The chunks of a range, and which part of each.
-    fn pieces(&self, offset: u64, len_bytes: u64) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
-        let end = offset.saturating_add(len_bytes).min(self.len_bytes);
-        let mut at = offset;
+    fn address(&self, offset: usize) -> *mut u8 {
+        self.base.as_ptr().wrapping_add(offset)
+    }
+
+    /// A piece, to be read while its lock is held.
+    fn bytes<'a>(&self, _reading: &'a RwLockReadGuard<'_, ()>, piece: Range<usize>) -> &'a [u8] {
+        // SAFETY: the piece lies in the mapping and in one stripe, which nobody changes while its lock is held.
+        unsafe { slice::from_raw_parts(self.address(piece.start), piece.len()) }
+    }
+
+    /// A piece, to be changed while its lock is held by us alone.
+    fn bytes_mut<'a>(&self, _writing: &'a mut RwLockWriteGuard<'_, ()>, piece: Range<usize>) -> &'a mut [u8] {
+        // SAFETY: the piece lies in the mapping and in one stripe, which nobody else reads or changes meanwhile.
+        unsafe { slice::from_raw_parts_mut(self.address(piece.start), piece.len()) }
+    }
+
+    fn lock_of(&self, piece: &Range<usize>) -> &RwLock<()> {
+        &self.locks[piece.start / STRIPE_BYTES % LOCKS]
+    }
+
+    /// A range, as far as it is on the disk, cut at the stripes.
+    fn pieces(&self, offset: u64, len_bytes: u64) -> impl Iterator<Item = Range<usize>> + use<> {
+        let within = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(self.len_bytes.get());
+        let (mut at, end) = (within(offset), within(offset.saturating_add(len_bytes)));
         std::iter::from_fn(move || {
-            let left = end.checked_sub(at).filter(|&left| left > 0)?;
-            let chunk_bytes = CHUNK_BYTES as u64;
-            let (index, start) = (at / chunk_bytes, at % chunk_bytes);
-            let len = left.min(chunk_bytes - start);
-            at += len;
-            // Each is smaller than the number of chunks or the size of one.
-            let [index, start, len] = [index, start, len].map(|number| usize::try_from(number).unwrap_or(usize::MAX));
-            Some((index, start..start + len))
+            let start = at;
+            at = end.min((start / STRIPE_BYTES + 1) * STRIPE_BYTES);
+            (start < end).then_some(start..at)
         })
     }
+}
 
-    // A copy does not panic half way.
-    fn read(&self, index: usize) -> RwLockReadGuard<'_, Chunk> {
-        self.chunks[index].read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self, index: usize) -> RwLockWriteGuard<'_, Chunk> {
-        self.chunks[index].write().unwrap_or_else(PoisonError::into_inner)
+impl Drop for MemoryDisk {
+    fn drop(&mut self) {
+        // SAFETY: the range is the mapping made in `new`; no slice of it outlives the call that made it.
+        let unmapped = unsafe { munmap(self.base.cast(), self.len_bytes.get()) };
+        debug_assert!(unmapped.is_ok());
     }
 }
 
@@ -122,33 +153,39 @@ impl std::fmt::Debug for MemoryDisk {
 mod tests {
     use super::*;
 
-    const CHUNK: u64 = CHUNK_BYTES as u64;
+    const STRIPE: u64 = STRIPE_BYTES as u64;
 
-    fn held(disk: &MemoryDisk) -> usize {
-        disk.chunks.iter().filter(|chunk| chunk.read().unwrap().is_some()).count()
+    /// Pages of a range that take memory.
+    fn held(disk: &MemoryDisk, offset: usize, len_bytes: usize) -> usize {
+        let first = (disk.base.as_ptr() as usize + offset) / PAGE_BYTES;
+        let map = std::fs::File::open("/proc/self/pagemap").unwrap();
+        let mut entries = vec![0; len_bytes / PAGE_BYTES * 8];
+        std::os::unix::fs::FileExt::read_exact_at(&map, &mut entries, first as u64 * 8).unwrap();
+        // Bit 63: present in memory.
+        entries.chunks_exact(8).filter(|entry| entry[7] & 0x80 != 0).count()
     }
 
     #[test]
     fn what_is_written_over_chunks_is_read_and_the_rest_is_zeroes() {
-        let disk = MemoryDisk::new(3 * CHUNK + 4096).unwrap();
-        let data: Vec<u8> = (0..2 * CHUNK_BYTES + 10).map(|index| u8::try_from(index % 251).unwrap() | 1).collect();
-        assert_eq!(disk.write_at(&data, CHUNK - 5).unwrap(), data.len());
-        let mut found = vec![9; 3 * CHUNK_BYTES + 4096];
+        let disk = MemoryDisk::new(3 * STRIPE + 4096).unwrap();
+        let data: Vec<u8> = (0..2 * STRIPE_BYTES + 10).map(|index| u8::try_from(index % 251).unwrap() | 1).collect();
+        assert_eq!(disk.write_at(&data, STRIPE - 5), data.len());
+        let mut found = vec![9; 3 * STRIPE_BYTES + 4096];
         assert_eq!(disk.read_at(&mut found, 0), found.len());
         let mut expected = vec![0; found.len()];
-        expected[CHUNK_BYTES - 5..][..data.len()].copy_from_slice(&data);
+        expected[STRIPE_BYTES - 5..][..data.len()].copy_from_slice(&data);
         assert!(found == expected);
     }
 
     #[test]
     fn what_lies_behind_the_end_is_neither_read_nor_written() {
         let disk = MemoryDisk::new(4096).unwrap();
-        assert_eq!(disk.write_at(&[7; 8], 4092).unwrap(), 4);
+        assert_eq!(disk.write_at(&[7; 8], 4092), 4);
         let mut found = [1; 8];
         assert_eq!(disk.read_at(&mut found, 4092), 4);
         assert_eq!(found, [7, 7, 7, 7, 1, 1, 1, 1]);
         assert_eq!((disk.read_at(&mut found, 4096), disk.read_at(&mut found, u64::MAX)), (0, 0));
-        assert_eq!(disk.write_at(&[7], u64::MAX).unwrap(), 0);
+        assert_eq!(disk.write_at(&[7], u64::MAX), 0);
         disk.zero(4094, u64::MAX);
         assert_eq!(disk.read_at(&mut found, 4092), 4);
         assert_eq!(found[..4], [7, 7, 0, 0]);
@@ -157,19 +194,44 @@ mod tests {
     #[test]
     fn only_what_holds_data_takes_memory() {
         let disk = MemoryDisk::new(1 << 40).unwrap();
-        disk.read_at(&mut [0; 4096], 1 << 39);
-        assert_eq!(held(&disk), 0);
-        disk.write_at(&[1; 2], 7 * CHUNK - 1).unwrap();
-        assert_eq!(held(&disk), 2);
-        disk.zero(6 * CHUNK, CHUNK + 1);
-        assert_eq!(held(&disk), 1);
-        let mut found = [9; 2];
-        disk.read_at(&mut found, 7 * CHUNK - 1);
-        assert_eq!(found, [0, 0]);
+        let whole = 2 * STRIPE_BYTES;
+        disk.write_at(&vec![1; whole], 0);
+        assert_eq!(held(&disk, 0, whole), whole / PAGE_BYTES);
+        disk.zero(100, whole as u64 - 200);
+        assert_eq!(held(&disk, 0, whole), 2);
+        let mut found = vec![9; whole];
+        disk.read_at(&mut found, 0);
+        assert!(found.iter().enumerate().all(|(at, &byte)| byte == u8::from(!(100..whole - 100).contains(&at))));
+    }
+
+    #[test]
+    fn readers_and_writers_of_one_stripe_see_whole_writes() {
+        let disk = MemoryDisk::new(STRIPE).unwrap();
+        std::thread::scope(|scope| {
+            for byte in 1..=2 {
+                let disk = &disk;
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        disk.write_at(&[byte; 32 << 10], 4096);
+                    }
+                });
+            }
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut found = vec![0; 32 << 10];
+                    for _ in 0..200 {
+                        disk.read_at(&mut found, 4096);
+                        assert!(found.iter().all(|&byte| byte == found[0]), "half a write");
+                    }
+                });
+            }
+        });
     }
 
     #[test]
     fn a_disk_larger_than_any_memory_is_refused() {
-        assert_eq!(MemoryDisk::new(u64::MAX).unwrap_err().raw_os_error(), Some(Errno::ENOMEM as i32));
+        for size in [1 << 50, u64::MAX] {
+            assert_eq!(MemoryDisk::new(size).unwrap_err().raw_os_error(), Some(Errno::ENOMEM as i32));
+        }
     }
 }

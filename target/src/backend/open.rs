@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_memory::PAGE_BYTES;
-use godwit_memory::MemoryDisk;
+use godwit_memory::{MemoryDisk, PAGE_BYTES};
 use godwit_reactor::BackingFile;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 use rustix::io::Errno;

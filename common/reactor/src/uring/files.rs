@@ -185,8 +185,9 @@ impl Files {
             let Some(next) = self.backlog.pop_front() else { break };
             let file = next.file;
             let target = match self.table[file as usize].backing.file() {
-                Some(open) if !self.in_ring_table(file) => Target::Descriptor(open.as_raw_fd()),
-                _ => Target::Registered(file),
+                Some(_) if self.in_ring_table(file) => Target::Registered(file),
+                Some(open) => Target::Descriptor(open.as_raw_fd()),
+                None => unreachable!("what is memory is worked on in place"),
             };
             let key = self.in_flight.insert(next);
             let user_data = Kind::File.user_data(0, u32::try_from(key).expect("the table is smaller than its limit"));
@@ -281,7 +282,7 @@ fn allocate_flags(mode: AllocateMode) -> FallocateFlags {
 fn run_on_memory(disk: &MemoryDisk, op: &mut FileOp) -> io::Result<usize> {
     match op {
         FileOp::Read { offset, buffer, start, len } => Ok(disk.read_at(&mut buffer[*start..*start + *len], *offset)),
-        FileOp::Write { offset, buffer, start, len, durable: _ } => disk.write_at(&buffer[*start..*start + *len], *offset),
+        FileOp::Write { offset, buffer, start, len, durable: _ } => Ok(disk.write_at(&buffer[*start..*start + *len], *offset)),
         FileOp::Sync => Ok(0),
         FileOp::Allocate { mode: AllocateMode::PunchHole | AllocateMode::ZeroRange, offset, len } => {
             disk.zero(*offset, *len);

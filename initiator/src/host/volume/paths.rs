@@ -144,8 +144,12 @@ impl Paths {
 
     /// The failure that says most: a target's words before those about a connection.
     pub(crate) fn worst(&self) -> Option<&HostError> {
-        let failures = || self.paths.iter().filter_map(|path| path.failure.as_ref());
-        failures().find(|reason| !matches!(reason, HostError::Connection(_))).or_else(|| failures().next())
+        let failures = self.paths.iter().filter_map(|path| path.failure.as_ref());
+        failures.min_by_key(|reason| match reason {
+            HostError::Connection(_) => 2,
+            HostError::Torn(_) => 1,
+            _ => 0,
+        })
     }
 
     /// A round of attempts is over: each is to be tried once more before it is over again.
@@ -219,6 +223,17 @@ mod tests {
         assert_eq!(chosen(&mut paths), 2);
         paths.failed(&endpoint(2), &gone());
         assert_eq!(chosen(&mut paths), 1);
+    }
+
+    #[test]
+    fn what_a_target_says_counts_more_than_what_became_of_a_connection() {
+        let mut paths = paths(3);
+        paths.failed(&endpoint(1), &gone());
+        assert!(matches!(paths.worst(), Some(HostError::Connection(_))));
+        paths.failed(&endpoint(2), &HostError::Torn("closed".to_owned()));
+        assert!(matches!(paths.worst(), Some(HostError::Torn(_))));
+        paths.failed(&endpoint(3), &HostError::Refused(ConnectRefusal::INVALID_HOST));
+        assert!(matches!(paths.worst(), Some(HostError::Refused(_))));
     }
 
     #[test]
