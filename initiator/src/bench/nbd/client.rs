@@ -30,6 +30,9 @@ pub(crate) struct Client {
     /// Headers to send, and the pieces that they and the data of writes make.
     headers: Vec<u8>,
     pieces: VecDeque<Piece>,
+    /// Bytes that were submitted, and bytes of them that have left.
+    submitted: u64,
+    left: u64,
     input: Input,
     /// The read whose data come next, and how much of them is there.
     reading: Option<(usize, usize)>,
@@ -44,6 +47,8 @@ struct Pending {
     is_read: bool,
     len_bytes: usize,
     buffer: Option<Buffer>,
+    /// Where its last byte is in all that is submitted.
+    ends: u64,
 }
 
 /// Bytes to send.
@@ -65,6 +70,8 @@ impl Client {
             requests: Slab::with_capacity(depth),
             headers: Vec::with_capacity(2 * depth * REQUEST_LEN),
             pieces: VecDeque::with_capacity(2 * depth),
+            submitted: 0,
+            left: 0,
             input: Input::new(),
             reading: None,
             done: VecDeque::with_capacity(depth),
@@ -139,12 +146,11 @@ impl Client {
             self.input.consume(SIMPLE_REPLY_LEN);
             let request = usize::try_from(cookie).ok().filter(|&request| self.requests.contains(request));
             let request = request.ok_or_else(|| format!("it has answered request {cookie}, which was not made"))?;
+            if self.left < self.requests[request].ends {
+                // An answer to what it cannot know; and of a write that it has refused it could not tell the data from the next request.
+                return Err(format!("it has answered request {cookie} before it had all of it"));
+            }
             if errno != Errno::OK {
-                let is_waited_for = |piece: &Piece| matches!(piece, Piece::Data { request: sending, .. } if *sending == request);
-                if self.pieces.iter().any(is_waited_for) {
-                    // It could not tell the data from the next request.
-                    return Err("it has refused a write before it had its data".to_owned());
-                }
                 self.end(request, Err(error_of(errno)));
                 continue;
             }
@@ -189,6 +195,7 @@ impl Client {
             }
             match reactor.send(self.stream, &slices[..count]) {
                 Ok(sent) => {
+                    self.left += sent as u64;
                     self.sent(sent);
                     if sent < offered {
                         break;
@@ -278,7 +285,10 @@ impl<R: Reactor> BlockQueue<R> for Client {
             self.done.push_back(BlockDone { ticket, result: Err(BlockError::VolumeGone), buffer });
             return Ok(());
         };
-        let request = self.requests.insert(Pending { ticket, is_read: command == Command::Read, len_bytes, buffer });
+        let data_bytes = if command == Command::Write { len_bytes } else { 0 };
+        self.submitted += (REQUEST_LEN + data_bytes) as u64;
+        let pending = Pending { ticket, is_read: command == Command::Read, len_bytes, buffer, ends: self.submitted };
+        let request = self.requests.insert(pending);
         let header = Request { cookie: request as u64, command, flags: CommandFlags::NONE, offset, length };
         let start = self.headers.len();
         self.headers.extend_from_slice(&client::request(&header));

@@ -233,15 +233,32 @@ fn a_server_that_goes_ends_all_requests() {
     assert!(stage.client.failure().unwrap().contains("the server has closed the connection"));
 }
 
-#[test]
-fn a_write_that_is_refused_before_its_data_ends_the_connection() {
-    let mut stage = Stage::new();
-    (0..8).for_each(|ticket| stage.write(ticket, 0, &vec![0; 1 << 20]));
+/// What comes of a reply to the last of eight requests of which the socket takes only the first ones.
+fn answered_too_early(stage: &mut Stage, errno: Errno) {
     stage.client.flush(&mut stage.reactor);
-    stage.server.write_all(&reply(7, Errno::ENOSPC)).unwrap();
+    stage.server.write_all(&[reply(7, errno), vec![0; 512]].concat()).unwrap();
     stage.reactor.waker().wake();
-    let mut events = Vec::new();
-    stage.reactor.turn(&mut events).unwrap();
+    stage.reactor.turn(&mut Vec::new()).unwrap();
     stage.client.receive(&mut stage.reactor);
-    assert_eq!(stage.client.failure(), Some("it has refused a write before it had its data"));
+    assert_eq!(stage.client.failure(), Some("it has answered request 7 before it had all of it"));
+    assert_eq!(stage.ended().result, Err(BlockError::VolumeGone));
+}
+
+#[test]
+fn a_write_that_is_answered_before_its_data_ends_the_connection() {
+    for errno in [Errno::ENOSPC, Errno::OK] {
+        let mut stage = Stage::new();
+        (0..8).for_each(|ticket| stage.write(ticket, 0, &vec![0; 1 << 20]));
+        answered_too_early(&mut stage, errno);
+    }
+}
+
+#[test]
+fn a_read_that_is_answered_before_its_header_ends_the_connection() {
+    for errno in [Errno::EIO, Errno::OK] {
+        let mut stage = Stage::new();
+        (0..7).for_each(|ticket| stage.write(ticket, 0, &vec![0; 1 << 20]));
+        stage.read(7, 0, 512);
+        answered_too_early(&mut stage, errno);
+    }
 }
