@@ -179,9 +179,12 @@ fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 
 type Marks = ((f64, f64), Vec<f64>);
 
+/// What an axis shows at most: a file may say anything.
+const SHOWN: (f64, f64) = (1e-3, 1e15);
+
 /// From zero to a round number, in four to eight steps of 1, 2 or 5 times a power of ten.
 fn linear(high: f64) -> Marks {
-    let high = if high > 0.0 { high } else { 1.0 };
+    let high = if high > 0.0 { high.clamp(SHOWN.0, SHOWN.1) } else { 1.0 };
     let power = 10_f64.powf((high / 4.0).log10().floor());
     let step = [5.0, 2.0, 1.0].map(|factor| factor * power).into_iter().find(|step| high / step >= 3.0).unwrap_or(power);
     let count = (high / step).ceil();
@@ -191,6 +194,7 @@ fn linear(high: f64) -> Marks {
 
 /// From a power of ten to another, with the twos and fives between them where there are few.
 fn logarithmic(low: f64, high: f64) -> Marks {
+    let [low, high] = [low, high].map(|value| value.clamp(SHOWN.0, SHOWN.1));
     let bottom = 10_f64.powf(low.log10().floor());
     let decades = (high / bottom).log10().ceil().max(1.0);
     let top = bottom * 10_f64.powf(decades);
@@ -235,6 +239,15 @@ mod tests {
         assert_eq!(linear(0.0).0, (0.0, 1.0));
         assert_eq!(logarithmic(7.0, 90.0).1, [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]);
         assert_eq!(logarithmic(20.0, 90_000.0).1, [10.0, 100.0, 1000.0, 10_000.0, 100_000.0]);
+    }
+
+    #[test]
+    fn axes_end_whatever_a_file_says() {
+        for value in [f64::MAX, 1.7e308, f64::MIN_POSITIVE, 5e-324, f64::INFINITY] {
+            for (range, marks) in [linear(value), logarithmic(value, value), logarithmic(5e-324, f64::MAX)] {
+                assert!(range.0 < range.1 && range.1.is_finite() && marks.len() < 100, "{value}: {range:?} {}", marks.len());
+            }
+        }
     }
 
     #[test]
