@@ -105,7 +105,7 @@ pub(crate) struct Range {
 impl Plan {
     /// The deepest case.
     pub(crate) fn depth(&self) -> u16 {
-        let walks = if self.verify || self.fill { WALK_DEPTH } else { 1 };
+        let walks = if self.walks() { WALK_DEPTH } else { 1 };
         self.cases.iter().map(|case| case.depth).chain([walks]).max().unwrap_or(1)
     }
 
@@ -116,15 +116,20 @@ impl Plan {
 
     /// Requests of each size that are under way at a time, for memory.
     pub(crate) fn demands(&self) -> impl Iterator<Item = (u64, u16)> {
-        let walk = (self.verify || self.fill).then(|| (self.walk_bytes(u64::MAX), WALK_DEPTH));
+        let walk = self.walks().then(|| (self.walk_bytes(u64::MAX), WALK_DEPTH));
         self.cases.iter().map(|case| (case.request_bytes, case.depth)).chain(walk)
     }
 
-    /// A multiple of the longest request, long enough to be fast, within a part.
-    fn walk_bytes(&self, part_bytes: u64) -> u64 {
+    /// Whether the range is filled or checked.
+    fn walks(&self) -> bool {
+        self.verify || self.fill
+    }
+
+    /// A multiple of the longest request, long enough to be fast, where there is room for so much.
+    fn walk_bytes(&self, most_bytes: u64) -> u64 {
         let longest = self.longest_bytes().max(1);
         let wanted = WALK_BYTES.div_ceil(longest) * longest;
-        if wanted <= part_bytes { wanted } else { longest }
+        if wanted <= most_bytes { wanted } else { longest }
     }
 
     /// Whether the plan can be carried out on such a volume, and where.
@@ -144,7 +149,7 @@ impl Plan {
                 return unfit(format!("{} cannot be measured: the volume is read-only", case.pattern.name()));
             }
         }
-        if (self.verify || self.fill) && geometry.read_only {
+        if self.walks() && geometry.read_only {
             return unfit("--verify and --fill write, and the volume is read-only".to_owned());
         }
         if let Some(limit) = queue_depth.filter(|&limit| usize::from(self.depth()) > limit) {
@@ -160,12 +165,14 @@ impl Plan {
             return unfit(format!("the range ends at {end}, and the volume at {size}: choose a smaller --offset or --size"));
         }
         let longest = self.longest_bytes();
-        let Some(parts) = Part::share(self.offset_bytes, size_bytes, longest, queues) else {
+        let most_bytes = (size_bytes / (queues.max(1) as u64)).min(geometry.max_transfer_bytes as u64);
+        let walk_bytes = self.walk_bytes(most_bytes);
+        // A walk leaves nothing of a part out.
+        let unit = if self.walks() { walk_bytes } else { longest };
+        let Some(parts) = Part::share(self.offset_bytes, size_bytes, unit, queues) else {
             let (size, bytes) = (Size::from_bytes(size_bytes), Size::from_bytes(longest));
             return unfit(format!("the range of {size} has no room for a request of {bytes} of each of {queues} queues"));
         };
-        let walk_bytes = self.walk_bytes(parts.first().map_or(0, |part| part.len_bytes));
-        let walk_bytes = if walk_bytes <= geometry.max_transfer_bytes as u64 { walk_bytes } else { longest };
         Ok(Range { offset_bytes: self.offset_bytes, size_bytes, block_bytes: geometry.block_bytes, parts, walk_bytes })
     }
 

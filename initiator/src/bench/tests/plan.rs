@@ -74,6 +74,15 @@ fn ranges_are_walked_in_long_requests_where_they_are_long() {
 }
 
 #[test]
+fn what_is_walked_is_walked_to_its_end() {
+    for (size, queues) in [(1_024_000, 1), (1_024_000, 3), (64 << 20, 3), (65_536, 1)] {
+        let plan = Plan { size_bytes: Some(size), verify: true, ..plan(Pattern::RandWrite, 4096) };
+        let range = plan.range(&GEOMETRY, queues, None).unwrap();
+        assert!(range.parts.iter().all(|part| part.len_bytes.is_multiple_of(range.walk_bytes)), "{size} of {queues}: {range:?}");
+    }
+}
+
+#[test]
 fn every_step_is_counted() {
     let verify = |pattern| Plan { verify: true, ..plan(pattern, 4096) }.steps();
     assert_eq!([verify(Pattern::Read), verify(Pattern::Write), verify(Pattern::RandRw)], [2, 2, 3]);
