@@ -1,6 +1,9 @@
 //! Where an NBD export is, by the URI scheme of NBD: `nbd://HOST[:PORT]/[NAME]` and `nbd+unix:///[NAME]?socket=PATH`.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::fmt::{self, Write as _};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::str::FromStr;
 
 use crate::endpoint::check_socket_path;
 use crate::{HostPort, HostPortError, NBD_PORT, NbdEndpoint, NbdEndpointError};
@@ -35,6 +38,9 @@ pub enum NbdUriError {
     /// A `%` without two hexadecimal digits, or bytes that are no text.
     #[error("`{0}` is not percent-encoded UTF-8")]
     Encoding(String),
+    /// A NUL byte.
+    #[error("`{0}` has a NUL byte")]
+    Nul(String),
     /// The host or the port.
     #[error(transparent)]
     Address(#[from] HostPortError),
@@ -87,15 +93,30 @@ fn decode(text: &str) -> Result<String, NbdUriError> {
         };
         bytes.push(decoded);
     }
+    if bytes.contains(&0) {
+        return Err(NbdUriError::Nul(text.to_owned()));
+    }
     String::from_utf8(bytes).map_err(|_| wrong())
 }
 
-impl fmt::Display for NbdUri {
-    /// For people: names are not encoded.
+/// Text as a part of a URI (RFC 3986, "Percent-Encoding").
+struct Encoded<'a>(&'a [u8]);
+
+impl fmt::Display for Encoded<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|&byte| match byte {
+            byte if byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte) => f.write_char(char::from(byte)),
+            byte => write!(f, "%{byte:02X}"),
+        })
+    }
+}
+
+impl fmt::Display for NbdUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Encoded(self.export_name.as_bytes());
         match &self.endpoint {
-            NbdEndpoint::Tcp(address) => write!(f, "nbd://{address}/{}", self.export_name),
-            NbdEndpoint::Unix(path) => write!(f, "nbd+unix:///{}?socket={}", self.export_name, path.display()),
+            NbdEndpoint::Tcp(address) => write!(f, "nbd://{address}/{name}"),
+            NbdEndpoint::Unix(path) => write!(f, "nbd+unix:///{name}?socket={}", Encoded(path.as_os_str().as_bytes())),
         }
     }
 }
@@ -124,6 +145,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_shown_is_read_again() {
+        for (text, shown) in [
+            ("nbd://[fe80::1%eth0]:7/a b/é&1", "nbd://[fe80::1%eth0]:7/a%20b/%C3%A9%261"),
+            ("nbd+unix:///?socket=/run/vol0.sock", "nbd+unix:///?socket=/run/vol0.sock"),
+            ("nbd+unix:///100%25?socket=/a b%3f", "nbd+unix:///100%25?socket=/a%20b%3F"),
+        ] {
+            let uri: NbdUri = text.parse().unwrap();
+            assert_eq!(uri.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(uri));
+        }
+    }
+
+    #[test]
     fn says_what_would_be_right() {
         for (text, words) in [
             ("/run/vol0.sock", "is not an NBD URI: write nbd://HOST"),
@@ -135,6 +169,8 @@ mod tests {
             ("nbd+unix:///?path=/s", "`path=/s` in an NBD URI is not understood"),
             ("nbd://host/?socket=/s", "`socket=/s` in an NBD URI is not understood"),
             ("nbd://host/%4", "is not percent-encoded UTF-8"),
+            ("nbd://host/a%00b", "has a NUL byte"),
+            ("nbd+unix:///?socket=/s%00", "has a NUL byte"),
             ("nbd://host/%ff", "is not percent-encoded UTF-8"),
             ("nbd://a:b:c/", "more than one colon"),
         ] {
