@@ -1,17 +1,14 @@
-//! The listening socket of an NBD export: its file, its permissions, and whose it is.
+//! The listening socket of an NBD export.
 
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use godwit_config::{HostPort, NbdEndpoint, NbdMode};
+use godwit_config::{HostPort, NbdEndpoint, NbdMode, NbdUri};
+use godwit_control::unix::{self, ListenError, SocketFile};
 use godwit_reactor::Listener;
 use nix::unistd::{AccessFlags, access};
-use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::host::in_words;
 
@@ -57,21 +54,8 @@ fn explain(error: &io::Error) -> String {
 /// A socket that listens. A Unix socket's file is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct NbdSocket {
-    file: Option<SocketFile>,
-    uri: String,
-}
-
-#[derive(Debug)]
-struct SocketFile {
-    path: PathBuf,
-    identity: FileIdentity,
-}
-
-/// Device, inode, and when it was made, for inodes are used again: seconds and nanoseconds.
-type FileIdentity = (u64, u64, i64, i64);
-
-fn identity(metadata: &std::fs::Metadata) -> FileIdentity {
-    (metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec())
+    _file: Option<SocketFile>,
+    endpoint: NbdEndpoint,
 }
 
 /// Finds out early whether an export could listen at an endpoint, before a target is troubled for it.
@@ -79,30 +63,12 @@ pub(crate) fn check(endpoint: &NbdEndpoint) -> Result<(), SocketError> {
     match endpoint {
         NbdEndpoint::Tcp(address) => listen_tcp(address).map(|_| ()),
         NbdEndpoint::Unix(path) => {
-            is_stale(path)?;
+            unix::is_stale(path, IN_USE_PATIENCE).map_err(|error| SocketError::of(path, error))?;
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
             access(folder, AccessFlags::W_OK | AccessFlags::X_OK)
                 .map_err(|errno| SocketError::Io { at: path.display().to_string(), source: errno.into() })
         }
     }
-}
-
-/// Whether a file is the socket of a server that is gone. False when there is no file.
-fn is_stale(path: &Path) -> Result<bool, SocketError> {
-    let failed = |source| SocketError::Io { at: path.display().to_string(), source };
-    match path.symlink_metadata() {
-        Ok(metadata) if !metadata.file_type().is_socket() => return Err(SocketError::NotASocket(path.to_owned())),
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(failed(error)),
-    }
-    patiently(|| match UnixStream::connect(path) {
-        Ok(_) => Err(SocketError::InUse(path.to_owned())),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(true),
-        // Between the two tries its owner has removed it.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(failed(error)),
-    })
 }
 
 /// Tries again for a while what fails because another server listens.
@@ -117,6 +83,14 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, SocketError>) -> Result<T
 }
 
 impl SocketError {
+    fn of(path: &Path, error: ListenError) -> Self {
+        match error {
+            ListenError::InUse => Self::InUse(path.to_owned()),
+            ListenError::NotASocket => Self::NotASocket(path.to_owned()),
+            ListenError::System { error, .. } => Self::Io { at: path.display().to_string(), source: error },
+        }
+    }
+
     fn is_in_use(&self) -> bool {
         match self {
             Self::InUse(_) => true,
@@ -137,54 +111,15 @@ impl NbdSocket {
 
     /// How clients name the export, by the URI scheme of NBD.
     pub(crate) fn uri(&self, export_name: &str) -> String {
-        match self.uri.split_once('?') {
-            Some((before, query)) => format!("{before}{}?{query}", escape(export_name.as_bytes())),
-            None => format!("{}{}", self.uri, escape(export_name.as_bytes())),
-        }
-    }
-}
-
-/// Text as a part of a URI (RFC 3986, "Percent-Encoding").
-fn escape(text: &[u8]) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for &byte in text {
-        if byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte) {
-            escaped.push(char::from(byte));
-        } else {
-            escaped.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    escaped
-}
-
-impl Drop for NbdSocket {
-    fn drop(&mut self) {
-        let Some(file) = &self.file else { return };
-        let path = &file.path;
-        // Only our own: another server may have taken the place over.
-        let ours = path.symlink_metadata().is_ok_and(|metadata| identity(&metadata) == file.identity);
-        if ours {
-            let _ = std::fs::remove_file(path);
-        }
+        NbdUri { endpoint: self.endpoint.clone(), export_name: export_name.to_owned() }.to_string()
     }
 }
 
 fn listen_unix(path: &Path, mode: NbdMode) -> Result<(NbdSocket, Listener), SocketError> {
-    let failed = |source| SocketError::Io { at: path.display().to_string(), source };
-    if is_stale(path)? {
-        std::fs::remove_file(path).map_err(failed)?;
-    }
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
-    socket.bind(&SockAddr::unix(path).map_err(failed)?).map_err(failed)?;
-    let metadata = path.symlink_metadata().map_err(failed)?;
-    let file = SocketFile { path: path.to_owned(), identity: identity(&metadata) };
-    let uri = format!("nbd+unix:///?socket={}", escape(path.as_os_str().as_bytes()));
-    let this = NbdSocket { file: Some(file), uri };
-    // Before it listens nobody gets in, whatever the umask was.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode.bits())).map_err(failed)?;
-    socket.listen(BACKLOG).map_err(failed)?;
-    let listener = Listener::from_socket(socket).map_err(failed)?;
-    Ok((this, listener))
+    let failed = |error| SocketError::of(path, error);
+    let (file, socket) = unix::listen(path, mode.bits(), BACKLOG, IN_USE_PATIENCE).map_err(failed)?;
+    let listener = Listener::from_socket(socket).map_err(|error| failed(ListenError::System { doing: "listen", error }))?;
+    Ok((NbdSocket { _file: Some(file), endpoint: NbdEndpoint::Unix(path.to_owned()) }, listener))
 }
 
 fn listen_tcp(address: &HostPort) -> Result<(NbdSocket, Listener), SocketError> {
@@ -193,11 +128,14 @@ fn listen_tcp(address: &HostPort) -> Result<(NbdSocket, Listener), SocketError> 
     let first = addresses.first().copied().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
     let listener = patiently(|| Listener::tcp(first).map_err(failed))?;
     let bound = listener.local_address().unwrap_or(first);
-    Ok((NbdSocket { file: None, uri: format!("nbd://{bound}/") }, listener))
+    Ok((NbdSocket { _file: None, endpoint: NbdEndpoint::Tcp(bound.into()) }, listener))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     fn endpoint(path: &Path) -> NbdEndpoint {

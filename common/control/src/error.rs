@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::unix::ListenError;
+
 /// Why there is no control socket, no metrics, or no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -58,6 +60,17 @@ pub enum ControlError {
     /// No thread could be started.
     #[error("cannot start a thread: {}", in_words(.0))]
     Thread(io::Error),
+}
+
+impl ControlError {
+    pub(crate) fn of(path: PathBuf, error: ListenError) -> Self {
+        match error {
+            ListenError::InUse => Self::InUse(path),
+            ListenError::NotASocket => Self::NotASocket(path),
+            ListenError::System { error, .. } if error.kind() == io::ErrorKind::NotFound => Self::MissingFolder(path),
+            ListenError::System { doing, error } => Self::Socket { path, doing, error },
+        }
+    }
 }
 
 fn explain(error: &io::Error) -> String {

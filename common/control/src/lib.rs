@@ -16,7 +16,7 @@ mod line;
 pub mod metrics;
 pub mod place;
 mod server;
-mod socket;
+pub mod unix;
 
 use std::time::Duration;
 

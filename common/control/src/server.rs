@@ -9,8 +9,14 @@ use serde_json::{Value, json};
 
 use crate::clients::{Clients, Serve, Stream, Timely};
 use crate::line::{Line, LineReader};
-use crate::socket::{self, SocketFile};
+use crate::unix::{self, SocketFile};
 use crate::{ControlError, MAX_CLIENTS, MAX_REQUEST_BYTES, PATIENCE};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// How long a socket that is in use is waited for: a daemon that was killed is there for a moment more.
+const IN_USE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A control socket that listens, and does not answer yet.
 #[derive(Debug)]
@@ -34,8 +40,9 @@ impl Server {
     ///
     /// When another daemon listens there, or the system refuses.
     pub fn bind(path: impl Into<PathBuf>, mode: u32) -> Result<Self, ControlError> {
-        let (file, listener) = socket::listen(&path.into(), mode)?;
-        Ok(Self { file, listener, patience: PATIENCE })
+        let path = path.into();
+        let (file, socket) = unix::listen(&path, mode, BACKLOG, IN_USE_PATIENCE).map_err(|error| ControlError::of(path, error))?;
+        Ok(Self { file, listener: socket.into(), patience: PATIENCE })
     }
 
     /// Answers each request with what `handler` makes of it. It runs on the thread of its client, so it may take its time, and several may run at
