@@ -1,21 +1,21 @@
-//! Where the control socket of a target is: the target puts it there, and whoever asks looks there.
+//! Where the control sockets of daemons are: a daemon puts its own there, and whoever asks looks there.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
-/// The name of the socket in the runtime directory.
-const NAME: &str = "target.sock";
+use nix::unistd::geteuid;
 
-/// Where the socket is unless it is said otherwise: in what systemd made for the daemon, in `/run/godwit-target` for root, in the
+/// The name of a target's socket in the runtime directory.
+const TARGET: &str = "target.sock";
+
+/// How the names of initiators' sockets begin.
+const INITIATOR: &str = "initiator";
+
+/// Where a target's socket is unless it is said otherwise: in what systemd made for the daemon, in `/run/godwit-target` for root, in the
 /// runtime directory of other users. `None` when there is none of these.
 #[must_use]
 pub fn of_target() -> Option<PathBuf> {
-    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let of_service = from("RUNTIME_DIRECTORY").and_then(|all| all.to_str().and_then(|all| all.split(':').next()).map(PathBuf::from));
-    let directory = of_service.or_else(|| match nix::unistd::geteuid().is_root() {
-        true => Some(PathBuf::from("/run/godwit-target")),
-        false => from("XDG_RUNTIME_DIR").map(|directory| directory.join("godwit")),
-    })?;
-    Some(directory.join(NAME))
+    target_of(geteuid().is_root(), |name| std::env::var_os(name))
 }
 
 /// Where a target is looked for unless it is said otherwise: where one of this user is, or the one that systemd runs.
@@ -25,4 +25,78 @@ pub fn of_running_target() -> Option<PathBuf> {
     let mut places = places.into_iter().flatten();
     let first = places.next()?;
     Some(if first.exists() { first } else { places.find(|place| place.exists()).unwrap_or(first) })
+}
+
+/// The folder of the sockets of this user's initiators. `None` when there is no place for one.
+#[must_use]
+pub fn of_initiators() -> Option<PathBuf> {
+    initiators_of(geteuid().is_root(), |name| std::env::var_os(name))
+}
+
+/// The name of an initiator's socket in that folder: that of a process, or that of the configuration, of which a machine has one.
+#[must_use]
+pub fn initiator_name(process: Option<u32>) -> String {
+    process.map_or_else(|| format!("{INITIATOR}.sock"), |process| format!("{INITIATOR}-{process}.sock"))
+}
+
+/// The sockets of initiators that a folder has, in order. One that was killed has left its own.
+#[must_use]
+pub fn initiators_in(folder: &Path) -> Vec<PathBuf> {
+    let is_socket = |path: &PathBuf| {
+        path.extension().is_some_and(|extension| extension == "sock")
+            && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(INITIATOR))
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut sockets: Vec<_> = entries.map(|entry| entry.path()).filter(is_socket).collect();
+    sockets.sort();
+    sockets
+}
+
+fn target_of(root: bool, environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let from = |name: &str| environment(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let of_service = from("RUNTIME_DIRECTORY").and_then(|all| all.to_str().and_then(|all| all.split(':').next()).map(PathBuf::from));
+    let directory = of_service.or_else(|| match root {
+        true => Some(PathBuf::from("/run/godwit-target")),
+        false => from("XDG_RUNTIME_DIR").map(|directory| directory.join("godwit")),
+    })?;
+    Some(directory.join(TARGET))
+}
+
+fn initiators_of(root: bool, environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    match root {
+        true => Some("/run/godwit".into()),
+        false => environment("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()).map(|directory| PathBuf::from(directory).join("godwit")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment<'a>(variables: &'a [(&str, &str)]) -> impl Fn(&str) -> Option<OsString> + 'a {
+        |name| variables.iter().find(|variable| variable.0 == name).map(|variable| variable.1.into())
+    }
+
+    #[test]
+    fn a_service_a_root_and_a_user_have_places_of_their_own() {
+        let target = |root, variables: &[(&str, &str)]| target_of(root, environment(variables)).map(|path| path.display().to_string());
+        let service = ("RUNTIME_DIRECTORY", "/run/a:/run/b");
+        assert_eq!(target(true, &[service]).as_deref(), Some("/run/a/target.sock"));
+        assert_eq!(target(true, &[]).as_deref(), Some("/run/godwit-target/target.sock"));
+        assert_eq!(target(false, &[("XDG_RUNTIME_DIR", "/run/user/7")]).as_deref(), Some("/run/user/7/godwit/target.sock"));
+        assert_eq!(target(false, &[("RUNTIME_DIRECTORY", ""), ("XDG_RUNTIME_DIR", "")]), None);
+        let initiators = |root, variables: &[(&str, &str)]| initiators_of(root, environment(variables));
+        assert_eq!(initiators(true, &[]), Some("/run/godwit".into()));
+        assert_eq!(initiators(false, &[("XDG_RUNTIME_DIR", "/run/user/7")]), Some("/run/user/7/godwit".into()));
+        assert_eq!(initiators(false, &[("XDG_RUNTIME_DIR", "")]), None);
+    }
+
+    #[test]
+    fn initiators_are_found_by_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = [initiator_name(Some(7)), initiator_name(None), TARGET.to_owned(), "initiator.yaml".to_owned(), "vol0.sock".to_owned()];
+        names.iter().for_each(|name| std::fs::write(folder.path().join(name), "").unwrap());
+        assert_eq!(initiators_in(folder.path()), ["initiator-7.sock", "initiator.sock"].map(|name| folder.path().join(name)));
+        assert!(initiators_in(&folder.path().join("nowhere")).is_empty());
+    }
 }

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use godwit_control::{Client, ControlError};
-use nix::unistd::geteuid;
+use godwit_control::{Client, ControlError, place};
 use serde_json::{Value, json};
 
 use super::{Failure, print};
@@ -20,32 +19,21 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// Between two looks with `--watch`.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How the control sockets of initiators begin.
-const PREFIX: &str = "initiator";
-
-/// The folder of this user's control sockets, where there is one.
-fn folder() -> Option<PathBuf> {
-    if geteuid().is_root() {
-        return Some("/run/godwit".into());
-    }
-    Some(PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join("godwit"))
-}
-
 /// The control socket of a daemon that is told none. `None` where there is no place for one.
 pub(super) fn of_this_process(told: Option<&Path>) -> Option<ControlSocket> {
-    own(told, &format!("{PREFIX}-{}.sock", std::process::id()))
+    own(told, &place::initiator_name(Some(std::process::id())))
 }
 
 /// The control socket of the daemon of a configuration, of which a machine has one.
 pub(super) fn of_the_configured(told: Option<&Path>) -> Option<ControlSocket> {
-    own(told, &format!("{PREFIX}.sock"))
+    own(told, &place::initiator_name(None))
 }
 
 fn own(told: Option<&Path>, name: &str) -> Option<ControlSocket> {
     if let Some(path) = told {
         return Some(ControlSocket { path: path.to_owned(), is_asked_for: true });
     }
-    let folder = folder()?;
+    let folder = place::of_initiators()?;
     match fs::create_dir_all(&folder) {
         Ok(()) => Some(ControlSocket { path: folder.join(name), is_asked_for: false }),
         Err(error) => {
@@ -57,17 +45,10 @@ fn own(told: Option<&Path>, name: &str) -> Option<ControlSocket> {
 
 /// The control sockets to ask.
 fn sockets(told: Option<&Path>) -> Vec<PathBuf> {
-    if let Some(path) = told {
-        return vec![path.to_owned()];
+    match told {
+        Some(path) => vec![path.to_owned()],
+        None => place::of_initiators().map(|folder| place::initiators_in(&folder)).unwrap_or_default(),
     }
-    let entries = folder().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
-    let is_socket = |path: &PathBuf| {
-        path.extension().is_some_and(|extension| extension == "sock")
-            && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX))
-    };
-    let mut sockets: Vec<_> = entries.map(|entry| entry.path()).filter(is_socket).collect();
-    sockets.sort();
-    sockets
 }
 
 /// What all daemons say of their volumes, or of one.
