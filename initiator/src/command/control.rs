@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::{Failure, print};
 use crate::cli::{AskArgs, DisconnectArgs, StatusArgs};
 use crate::daemon::ControlSocket;
+use crate::host::QueueStatus;
 
 /// How long a daemon may take to answer: longer than it takes to flush a device.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -205,7 +206,7 @@ fn show(volume: &Value) -> String {
         text(&volume["retries"])
     );
     let mut rows = vec![["  ", "COUNT", "BYTES", "P50 us", "P99 us", "P99.9 us", "MAX us"].map(str::to_owned)];
-    for kind in ["reads", "writes", "flushes", "discards", "zeroes"] {
+    for kind in QueueStatus::KINDS {
         let flow = &volume[kind];
         if flow["count"].as_u64().is_none_or(|count| count == 0) {
             continue;

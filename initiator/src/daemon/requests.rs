@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::volume::{Outlet, Stage, Volume};
 use super::{Daemon, Notice};
 use crate::device::Disk;
-use crate::host::{Flow, Latency, QueueStatus, VolumeInfo, VolumeState};
+use crate::host::{Latency, QueueStatus, VolumeInfo, VolumeState};
 
 /// Who may ask: the daemon's user.
 const MODE: u32 = 0o600;
@@ -173,7 +173,7 @@ fn describe(volume: &Volume, now: Instant) -> Value {
     put("attempts", json!(control.attempts));
     put("in_flight", json!(total.in_flight));
     put("waiting", json!(total.waiting));
-    for (name, flow) in flows(&total) {
+    for (name, flow) in total.flows() {
         put(name, json!({ "count": flow.count(), "bytes": flow.bytes, "latency_us": latency(&flow.latency) }));
     }
     put("errors", json!(total.errors));
@@ -186,16 +186,6 @@ fn describe(volume: &Volume, now: Instant) -> Value {
         },
     );
     Value::Object(text)
-}
-
-fn flows(status: &QueueStatus) -> [(&'static str, &Flow); 5] {
-    [
-        ("reads", &status.reads),
-        ("writes", &status.writes),
-        ("flushes", &status.flushes),
-        ("discards", &status.discards),
-        ("zeroes", &status.zeroes),
-    ]
 }
 
 fn latency(latency: &Latency) -> Value {
@@ -226,11 +216,10 @@ fn exposition(status: &Value) -> String {
     });
     plain("godwit_volume_errors_total", Kind::Counter, "Operations that ended with an error.", &|volume| number(&volume["errors"]));
     plain("godwit_volume_retries_total", Kind::Counter, "Commands that were sent again.", &|volume| number(&volume["retries"]));
-    let kinds = ["reads", "writes", "flushes", "discards", "zeroes"];
     let mut by_kind = |metric, help, value: &dyn Fn(&Value) -> f64| {
         let mut family = text.family(metric, Kind::Counter, help);
         for volume in &volumes {
-            for kind in kinds {
+            for kind in QueueStatus::KINDS {
                 family.sample(&[("volume", &name(volume)), ("kind", kind)], value(&volume[kind]));
             }
         }
@@ -239,7 +228,7 @@ fn exposition(status: &Value) -> String {
     by_kind("godwit_volume_bytes_total", "Bytes that operations moved.", &|flow| number(&flow["bytes"]));
     let mut family = text.family("godwit_volume_latency_seconds", Kind::Gauge, "Latency of operations since the volume was attached.");
     for volume in &volumes {
-        for kind in kinds {
+        for kind in QueueStatus::KINDS {
             for (quantile, name_of) in [("0.5", "p50"), ("0.99", "p99"), ("0.999", "p99.9")] {
                 if let Some(micros) = volume[kind]["latency_us"][name_of].as_f64() {
                     family.sample(&[("volume", &name(volume)), ("kind", kind), ("quantile", quantile)], micros / 1e6);

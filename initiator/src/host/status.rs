@@ -327,6 +327,14 @@ impl VolumeState {
 }
 
 impl QueueStatus {
+    /// The kinds of operations, as programs read them.
+    pub(crate) const KINDS: [&'static str; 5] = ["reads", "writes", "flushes", "discards", "zeroes"];
+
+    /// Each kind, and its operations.
+    pub(crate) fn flows(&self) -> impl Iterator<Item = (&'static str, &Flow)> {
+        Self::KINDS.into_iter().zip([&self.reads, &self.writes, &self.flushes, &self.discards, &self.zeroes])
+    }
+
     /// Both together.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
@@ -345,8 +353,7 @@ impl QueueStatus {
 
     /// How long operations of every kind took.
     pub fn latency(&self) -> Latency {
-        let flows = [&self.reads, &self.writes, &self.flushes, &self.discards, &self.zeroes];
-        flows.into_iter().fold(Latency::default(), |sum, flow| sum.plus(&flow.latency))
+        self.flows().fold(Latency::default(), |sum, (_, flow)| sum.plus(&flow.latency))
     }
 }
 
