@@ -22,6 +22,12 @@ pub enum Garbled {
     /// The reply announces too much data.
     #[error("a reply announces {0} bytes of data")]
     TooLong(u32),
+    /// Something stands behind what should be the last.
+    #[error("{0} bytes follow the last reply of the handshake")]
+    Trailing(usize),
+    /// There is no last reply.
+    #[error("{0} bytes of replies to one option, and no end")]
+    Endless(usize),
 }
 
 /// The handshake flags of a server's greeting; `None` when more bytes are needed. It is 18 bytes long.
@@ -178,9 +184,9 @@ pub fn simple_reply(bytes: &[u8; SIMPLE_REPLY_LEN]) -> Result<(u64, Errno), Garb
     Ok((head.cookie.get(), Errno(head.error.get())))
 }
 
-/// The 28 bytes of a request; a write's payload is to follow.
+/// The header of a request; a write's payload is to follow.
 #[must_use]
-pub fn request(request: &Request) -> [u8; 28] {
+pub fn request(request: &Request) -> [u8; REQUEST_LEN] {
     zerocopy::transmute!(wire::RequestHeader {
         magic: wire::REQUEST_MAGIC.into(),
         flags: request.flags.0.into(),
@@ -235,16 +241,16 @@ impl Reply {
     }
 
     fn parse_simple(bytes: &[u8], read_len: impl FnOnce(u64) -> u32) -> Result<Option<(usize, Self)>, Garbled> {
-        let Ok((header, rest)) = wire::SimpleReply::read_from_prefix(bytes) else {
+        let Some((head, rest)) = bytes.split_first_chunk() else {
             return Ok(None);
         };
-        let (cookie, errno) = (header.cookie.get(), Errno(header.error.get()));
+        let (cookie, errno) = simple_reply(head)?;
         let len = if errno == Errno::OK { data_len(read_len(cookie))? } else { 0 };
         let Some(data) = rest.get(..len) else {
             return Ok(None);
         };
         let reply = Self::Simple { cookie, errno, data: data.to_vec() };
-        Ok(Some((size_of::<wire::SimpleReply>() + len, reply)))
+        Ok(Some((SIMPLE_REPLY_LEN + len, reply)))
     }
 
     fn parse_chunk(bytes: &[u8]) -> Result<Option<(usize, Self)>, Garbled> {

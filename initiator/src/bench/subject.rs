@@ -198,6 +198,9 @@ impl NbdExport {
     pub(crate) fn connect(uri: &NbdUri, connections: usize, depth: usize, config: UringConfig) -> Result<Self, NbdError> {
         let connected = (0..connections).map(|_| nbd::connect(uri)).collect::<Result<Vec<_>, _>>()?;
         let export = connected.first().map(|(_, export)| *export).ok_or_else(|| NbdError::NoSize(uri.to_string()))?;
+        if connected.iter().any(|(_, other)| *other != export) {
+            return Err(NbdError::Differs(uri.to_string()));
+        }
         let (sender, heard) = channel();
         let connections = connected.into_iter().map(|(incoming, _)| incoming).collect();
         Ok(Self { connections, export, config, depth, threads: Vec::new(), sender, heard })

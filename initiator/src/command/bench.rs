@@ -24,7 +24,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let files = Files::open([&args.json, &args.html].into_iter().flatten().filter(|path| !is_stdout(path)))?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        let registered = signal_hook::flag::register(signal, Arc::clone(&stop));
+        // The second one ends it at once, whatever it waits for.
+        let registered = signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)));
         registered.map_err(|error| Failure::Failed(format!("cannot watch for Ctrl-C: {}", in_words(&error))))?;
     }
     let (mut subject, target): (Box<dyn Subject>, _) = match (&args.nbd, &args.url) {

@@ -1,9 +1,7 @@
 //! Connecting to an export.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_config::{NbdEndpoint, NbdUri};
 use godwit_memory::MAX_BUFFER_BYTES;
@@ -11,13 +9,17 @@ use godwit_nbd::client::{self, Garbled, Info, OptionReply};
 use godwit_nbd::wire::HandshakeFlags;
 use godwit_nbd::{InfoType, OptionCode, OptionReplyType, TransmissionFlags};
 use godwit_reactor::Incoming;
+use socket2::{SockAddr, Socket, Type};
 
 use super::{DEFAULT_MAX_PAYLOAD_BYTES, LEAST_BLOCK_BYTES};
 use crate::block::Geometry;
 use crate::host::in_words;
 
-/// How long a server may be silent in the handshake. One that takes a single client at a time lets the second one wait for ever.
+/// How long an address may take to answer, and the whole handshake then. A server that takes a single client at a time lets the second one wait for ever.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Bytes of replies at most: those of a server are some dozens, and a kilobyte or two of words.
+const MOST_REPLY_BYTES: usize = 64 << 10;
 
 /// The length of a greeting.
 const GREETING_BYTES: usize = 18;
@@ -29,23 +31,26 @@ pub(crate) enum NbdError {
     #[error("{uri}: {}", explain(.source))]
     Io { uri: String, source: io::Error },
     /// What came is not NBD.
-    #[error("{uri} does not answer as an NBD server does: {source}")]
+    #[error("{uri} does not answer as an NBD server does: {source}; is that the port of another server?")]
     Garbled { uri: String, source: Garbled },
     /// A server of the time before options could be answered.
-    #[error("{0} is an old server: only those that speak fixed newstyle can be measured")]
+    #[error("{0} is an old server: only those that speak fixed newstyle can be measured, as nbdkit and qemu-nbd do")]
     Old(String),
     /// It has no such export.
-    #[error("{uri}: the server has no export of that name{}", if .words.is_empty() { String::new() } else { format!(" ({words})") })]
+    #[error("{uri}: the server has no export of that name{}; `nbdinfo --list {uri}` lists what it has", if .words.is_empty() { String::new() } else { format!(" ({words})") })]
     Unknown { uri: String, words: String },
     /// It wants TLS.
-    #[error("{0}: the server wants TLS, which is not there")]
+    #[error("{0}: the server wants TLS, which is not there; let it serve without, as on a Unix socket")]
     Tls(String),
     /// It refuses the export.
     #[error("{uri}: the server refuses ({reply}) {words}")]
     Refused { uri: String, reply: OptionReplyType, words: String },
     /// It did not say how large the export is.
-    #[error("{0}: the server does not say how large the export is")]
+    #[error("{0}: the server does not say how large the export is, as it must; measure another server, as nbdkit or qemu-nbd")]
     NoSize(String),
+    /// Its connections have exports of their own.
+    #[error("{0}: the server offers another export to each connection; choose --queues 1")]
+    Differs(String),
 }
 
 fn explain(error: &io::Error) -> String {
@@ -91,21 +96,68 @@ impl Export {
 /// A connection in transmission, and its export.
 pub(crate) fn connect(uri: &NbdUri) -> Result<(Incoming, Export), NbdError> {
     let failed = |source| NbdError::Io { uri: uri.to_string(), source };
-    match &uri.endpoint {
-        NbdEndpoint::Unix(path) => {
-            let mut stream = UnixStream::connect(path).map_err(failed)?;
-            stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-            let export = shake_hands(&mut stream, uri)?;
-            Ok((Incoming::from_socket(stream).map_err(failed)?, export))
+    let socket = open(&uri.endpoint).map_err(failed)?;
+    let export = shake_hands(&mut Timely { socket: &socket, deadline: Instant::now() + PATIENCE }, uri)?;
+    Ok((Incoming::from_socket(socket).map_err(failed)?, export))
+}
+
+/// Connects to the first address that answers.
+fn open(endpoint: &NbdEndpoint) -> io::Result<Socket> {
+    let addresses = match endpoint {
+        NbdEndpoint::Unix(path) => vec![SockAddr::unix(path)?],
+        NbdEndpoint::Tcp(address) => address.resolve()?.into_iter().map(SockAddr::from).collect(),
+    };
+    let mut failure = io::Error::from(io::ErrorKind::NotFound);
+    for address in addresses {
+        match open_at(&address) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => failure = error,
         }
-        NbdEndpoint::Tcp(address) => {
-            let addresses = address.resolve().map_err(failed)?;
-            let mut stream = TcpStream::connect(&addresses[..]).map_err(failed)?;
-            stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-            stream.set_nodelay(true).map_err(failed)?;
-            let export = shake_hands(&mut stream, uri)?;
-            Ok((Incoming::from_socket(stream).map_err(failed)?, export))
-        }
+    }
+    Err(failure)
+}
+
+fn open_at(address: &SockAddr) -> io::Result<Socket> {
+    let socket = Socket::new(address.domain(), Type::STREAM, None)?;
+    if address.is_unix() {
+        // Of a Unix socket this is how long a place in the server's line is waited for.
+        socket.set_write_timeout(Some(PATIENCE))?;
+        socket.connect(address)?;
+    } else {
+        socket.connect_timeout(address, PATIENCE)?;
+        socket.set_tcp_nodelay(true)?;
+    }
+    Ok(socket)
+}
+
+/// A socket until a deadline.
+struct Timely<'a> {
+    socket: &'a Socket,
+    deadline: Instant,
+}
+
+impl Timely<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Timely<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.socket.set_read_timeout(self.left()?)?;
+        self.socket.read(into)
+    }
+}
+
+impl Write for Timely<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.set_write_timeout(self.left()?)?;
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.socket.flush()
     }
 }
 
@@ -127,8 +179,7 @@ fn shake_hands(stream: &mut (impl Read + Write), uri: &NbdUri) -> Result<Export,
     let go = client::info(OptionCode::GO, &uri.export_name, &[InfoType::BLOCK_SIZE]);
     stream.write_all(&[&client::flags(wanted)[..], &go].concat()).map_err(failed)?;
     let (mut size, mut sizes) = (None, None);
-    // Nothing follows the last reply before a request is sent, so no byte is read that is not looked at.
-    let mut received = Vec::new();
+    let (mut received, mut total) = (Vec::new(), 0);
     loop {
         while let Some((len, reply)) = OptionReply::parse(&received).map_err(garbled)? {
             received.drain(..len);
@@ -138,6 +189,8 @@ fn shake_hands(stream: &mut (impl Read + Write), uri: &NbdUri) -> Result<Export,
                     Some(Info::BlockSize { minimum, maximum, .. }) => sizes = Some((minimum, maximum)),
                     Some(Info::Other(_)) | None => {}
                 },
+                // Before a request is sent there is nothing to say.
+                OptionReplyType::ACK if !received.is_empty() => return Err(garbled(Garbled::Trailing(received.len()))),
                 OptionReplyType::ACK => {
                     let (size_bytes, flags) = size.ok_or_else(|| NbdError::NoSize(uri.to_string()))?;
                     let (minimum, maximum) = sizes.unwrap_or((LEAST_BLOCK_BYTES, DEFAULT_MAX_PAYLOAD_BYTES));
@@ -148,9 +201,14 @@ fn shake_hands(stream: &mut (impl Read + Write), uri: &NbdUri) -> Result<Export,
             }
         }
         let mut more = [0; 4096];
-        match stream.read(&mut more).map_err(failed)? {
-            0 => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
-            count => received.extend_from_slice(&more[..count]),
+        let count = stream.read(&mut more).map_err(failed)?;
+        if count == 0 {
+            return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+        }
+        received.extend_from_slice(&more[..count]);
+        total += count;
+        if total > MOST_REPLY_BYTES {
+            return Err(garbled(Garbled::Endless(total)));
         }
     }
 }
@@ -227,10 +285,38 @@ mod tests {
     }
 
     #[test]
+    fn what_follows_the_last_reply_or_never_ends_is_garbled() {
+        let mut last = reply(OptionReplyType::ACK, b"");
+        last.push(0);
+        let (export, _) = shake(3, &[reply(OptionReplyType::INFO, EXPORT), last]);
+        assert!(export.unwrap_err().contains("1 bytes follow the last reply"));
+        let (export, _) = shake(3, &vec![reply(OptionReplyType::INFO, EXPORT); 10_000]);
+        assert!(export.unwrap_err().contains("bytes of replies"));
+    }
+
+    #[test]
+    fn a_server_that_dawdles_is_not_waited_for() {
+        let (ours, mut theirs) = Socket::pair(socket2::Domain::UNIX, Type::STREAM, None).unwrap();
+        let mut timely = Timely { socket: &ours, deadline: Instant::now() + Duration::from_millis(200) };
+        let dawdling = std::thread::spawn(move || {
+            // A byte at a time, none of them late.
+            while theirs.write_all(b"N").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let began = Instant::now();
+        let error = timely.read_exact(&mut [0; 10_000]).unwrap_err();
+        assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(10));
+        drop(ours);
+        dawdling.join().unwrap();
+    }
+
+    #[test]
     fn refusals_are_told_in_words() {
         let told = |flags, replies: &[Vec<u8>]| shake(flags, replies).0.unwrap_err();
         let unknown = told(3, &[reply(OptionReplyType::ERR_UNKNOWN, b"no\x1b such thing")]);
-        assert!(unknown.ends_with("the server has no export of that name (no such thing)"), "{unknown}");
+        assert!(unknown.contains("the server has no export of that name (no such thing); `nbdinfo --list nbd+unix:///vol0"), "{unknown}");
         assert!(told(3, &[reply(OptionReplyType::ERR_TLS_REQD, b"")]).contains("wants TLS"));
         assert!(told(3, &[reply(OptionReplyType::ERR_POLICY, b"not you")]).contains("refuses (ERR_POLICY) not you"));
         assert!(told(3, &[reply(OptionReplyType::ACK, b"")]).contains("does not say how large"));
