@@ -21,6 +21,7 @@ use std::time::Duration;
 use godwit_memory::Buffer;
 use godwit_rdma::Fabric;
 use godwit_reactor::{Reactor, Time, TimerId, Token};
+use zerocopy::FromZeros;
 
 use super::histogram::Histogram;
 use super::load::{Job, Load, Part, Work};
@@ -41,8 +42,29 @@ pub(crate) struct Setup {
     pub(crate) seed: u64,
     /// Whether what it writes carries stamps, and what it reads is checked.
     pub(crate) verify: bool,
+    /// Of the part when that is to be verified.
+    pub(crate) memory: Memory,
     pub(crate) reports: Mailbox<Report>,
     pub(crate) progress: Arc<Progress>,
+}
+
+/// What a generator remembers of its part.
+#[derive(Default)]
+pub(crate) struct Memory {
+    /// How often each block was written.
+    generations: Box<[u32]>,
+    /// Units that a request is under way for. No unit is shorter than a block.
+    busy: Box<[u64]>,
+}
+
+impl Memory {
+    /// That of a part, whose size a peer has named: the system gives it page by page, as it is used, or says at once that there is not so much.
+    pub(crate) fn of(part: Part, block_bytes: u32) -> Option<Self> {
+        let blocks = usize::try_from(part.len_bytes / u64::from(block_bytes)).ok()?;
+        let generations = <[u32]>::new_box_zeroed_with_elems(blocks).ok()?;
+        let busy = <[u64]>::new_box_zeroed_with_elems(blocks.div_ceil(64)).ok()?;
+        Some(Self { generations, busy })
+    }
 }
 
 /// How far a generator is, for whoever looks on.
@@ -85,7 +107,7 @@ pub(crate) enum Trouble {
     #[error("{0}")]
     Mismatch(Mismatch),
     /// The pool has too few buffers.
-    #[error("there is no memory for {depth} requests of {request_bytes} bytes")]
+    #[error("there is no memory for {depth} requests of {request_bytes} bytes: choose a smaller --qd or --bs")]
     NoBuffers { depth: u16, request_bytes: usize },
 }
 
@@ -96,10 +118,6 @@ pub(crate) struct Generator {
     random: u64,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// How often each block of the part was written, when that is to be verified.
-    generations: Vec<u32>,
-    /// Units that a request is under way for, when that matters.
-    busy: Vec<u64>,
     run: Option<Run>,
     /// What the queue refused: it is offered again before anything else.
     refused: Option<Choice>,
@@ -143,15 +161,12 @@ struct Run {
 impl Generator {
     /// A generator with nothing to do. `number` tells those of one thread apart.
     pub(crate) fn new(number: u16, setup: Setup) -> Self {
-        let blocks = if setup.verify { setup.part.len_bytes / u64::from(setup.block_bytes) } else { 0 };
         Self {
             token: Token(TOKENS | u64::from(number)),
             random: setup.seed ^ (setup.index as u64).wrapping_mul(0x9e37_79b9),
             setup,
             slots: Vec::new(),
             free: Vec::new(),
-            generations: vec![0; usize::try_from(blocks).unwrap_or(usize::MAX)],
-            busy: Vec::new(),
             run: None,
             refused: None,
             timer: None,
@@ -186,8 +201,10 @@ impl Generator {
         }
         self.free = (0..job.depth).rev().collect();
         let units = self.setup.part.len_bytes / job.request_bytes as u64;
-        self.busy = if self.setup.verify { vec![0; usize::try_from(units.div_ceil(64)).unwrap_or(usize::MAX)] } else { Vec::new() };
-        self.refused = None;
+        // Nothing is busy any more: what was is cleared, instead of all that there is.
+        if let Some(refused) = self.refused.take() {
+            set_bit(&mut self.setup.memory.busy, refused.unit, false);
+        }
         let begun = reactor.now();
         let (ramp, until) = match job.work {
             Work::Load(load) => (load.ramp, Some(begun + load.ramp + load.time)),
@@ -248,6 +265,7 @@ impl Generator {
         self.free.push(index);
         self.completed += 1;
         let choice = slot.choice;
+        set_bit(&mut self.setup.memory.busy, choice.unit, false);
         let offset = self.setup.part.offset + choice.unit * run.job.request_bytes as u64;
         if let Err(error) = done.result {
             run.trouble.get_or_insert(Trouble::Request { is_write: choice.is_write, offset, error });
@@ -267,10 +285,9 @@ impl Generator {
     fn on_verified(&mut self, index: u16) {
         let (Some(run), Some(slot)) = (&mut self.run, self.slots.get(usize::from(index))) else { return };
         let Choice { unit, is_write } = slot.choice;
-        set_bit(&mut self.busy, unit, false);
         let block_bytes = self.setup.block_bytes as usize;
         let blocks = Blocks::of(&self.setup, run.job.request_bytes, unit);
-        let generations = &mut self.generations[blocks.in_part()];
+        let generations = &mut self.setup.memory.generations[blocks.in_part()];
         if is_write {
             generations.iter_mut().for_each(|generation| *generation = generation.wrapping_add(1));
             return;
@@ -325,7 +342,7 @@ impl Generator {
             Work::Fill => Choice { unit: run.next_in_order()?, is_write: true },
             Work::Check => {
                 let blocks = |unit| Blocks::of(&self.setup, run.job.request_bytes, unit).in_part();
-                let written = |unit: &u64| self.generations[blocks(*unit)].iter().any(|&generation| generation > 0);
+                let written = |unit: &u64| self.setup.memory.generations[blocks(*unit)].iter().any(|&generation| generation > 0);
                 let unit = (run.cursor..run.units).find(written);
                 run.cursor = unit.map_or(run.units, |unit| unit + 1);
                 Choice { unit: unit?, is_write: false }
@@ -337,12 +354,12 @@ impl Generator {
                     0 => true,
                     percent => below(&mut self.random, 100) >= u64::from(percent),
                 };
-                let unit = if self.setup.verify { first_idle(&self.busy, unit, run.units)? } else { unit };
+                let unit = if self.setup.verify { first_idle(&self.setup.memory.busy, unit, run.units)? } else { unit };
                 Choice { unit, is_write }
             }
         };
         if self.setup.verify {
-            set_bit(&mut self.busy, choice.unit, true);
+            set_bit(&mut self.setup.memory.busy, choice.unit, true);
         }
         Some(choice)
     }
@@ -356,10 +373,10 @@ impl Generator {
             return Some(BlockOp::Read { offset, len_bytes: request_bytes, buffer });
         }
         buffer.set_len(request_bytes);
+        let data = buffer.chunks_exact_mut(self.setup.block_bytes as usize);
         if self.setup.verify {
             let blocks = Blocks::of(&self.setup, request_bytes, choice.unit);
-            let generations = &self.generations[blocks.in_part()];
-            let data = buffer.chunks_exact_mut(self.setup.block_bytes as usize);
+            let generations = &self.setup.memory.generations[blocks.in_part()];
             for ((data, generation), block) in data.zip(generations).zip(blocks.first..) {
                 Stamp { block, generation: generation.wrapping_add(1), seed: self.setup.seed }.write(data);
             }

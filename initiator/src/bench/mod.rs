@@ -36,7 +36,7 @@ pub use report::{CaseReport, Config, Latency, Machine, Report, ReportError};
 use crate::block::Geometry;
 use cpu::TargetDaemon;
 use display::Display;
-use generator::{Counted, Progress, Setup};
+use generator::{Counted, Memory, Progress, Setup};
 use load::{Job, Load, Pace, Part, Work};
 use subject::Subject;
 
@@ -100,10 +100,20 @@ pub(crate) struct Range {
     parts: Vec<Part>,
     /// Bytes of a request that fills or checks.
     walk_bytes: u64,
+    /// How many of these are under way at a time, in each queue.
+    walk_depth: u16,
+}
+
+impl Range {
+    fn no_memory(&self) -> BenchError {
+        let needed = Size::from_bytes((self.size_bytes / u64::from(self.block_bytes)).saturating_mul(4));
+        let size = Size::from_bytes(self.size_bytes);
+        BenchError::Unfit(format!("--verify needs {needed} of memory for a range of {size}: choose a smaller --size"))
+    }
 }
 
 impl Plan {
-    /// The deepest case.
+    /// The deepest case, or walk where queues are deep enough.
     pub(crate) fn depth(&self) -> u16 {
         let walks = if self.walks() { WALK_DEPTH } else { 1 };
         self.cases.iter().map(|case| case.depth).chain([walks]).max().unwrap_or(1)
@@ -139,7 +149,7 @@ impl Plan {
         for case in &self.cases {
             let bytes = Size::from_bytes(case.request_bytes);
             if !case.request_bytes.is_multiple_of(block) {
-                return unfit(format!("--bs {bytes} is not a multiple of the volume's blocks of {block} bytes"));
+                return unfit(format!("--bs {bytes} is not a multiple of the volume's blocks: choose a multiple of {block} bytes"));
             }
             if case.request_bytes > geometry.max_transfer_bytes as u64 {
                 let longest = Size::from_bytes(geometry.max_transfer_bytes as u64);
@@ -152,12 +162,14 @@ impl Plan {
         if self.walks() && geometry.read_only {
             return unfit("--verify and --fill write, and the volume is read-only".to_owned());
         }
-        if let Some(limit) = queue_depth.filter(|&limit| usize::from(self.depth()) > limit) {
-            return unfit(format!("--qd {} is more than the {limit} requests that the target takes in a queue", self.depth()));
+        let limit = queue_depth.map_or(u16::MAX, |limit| u16::try_from(limit).unwrap_or(u16::MAX));
+        if let Some(case) = self.cases.iter().find(|case| case.depth > limit) {
+            return unfit(format!("--qd {} is more than the {limit} requests that the target takes in a queue", case.depth));
         }
         let left = geometry.size_bytes.saturating_sub(self.offset_bytes);
         if !self.offset_bytes.is_multiple_of(block) {
-            return unfit(format!("--offset is not a multiple of the volume's blocks of {block} bytes"));
+            let offset = self.offset_bytes;
+            return unfit(format!("--offset {offset} is not a multiple of the volume's blocks: choose a multiple of {block} bytes"));
         }
         let size_bytes = self.size_bytes.unwrap_or(left);
         if size_bytes > left {
@@ -171,9 +183,11 @@ impl Plan {
         let unit = if self.walks() { walk_bytes } else { longest };
         let Some(parts) = Part::share(self.offset_bytes, size_bytes, unit, queues) else {
             let (size, bytes) = (Size::from_bytes(size_bytes), Size::from_bytes(longest));
-            return unfit(format!("the range of {size} has no room for a request of {bytes} of each of {queues} queues"));
+            let words = format!("the range of {size} has no room for a request of {bytes} of each of {queues} queues");
+            return unfit(format!("{words}: choose fewer --queues or a larger --size"));
         };
-        Ok(Range { offset_bytes: self.offset_bytes, size_bytes, block_bytes: geometry.block_bytes, parts, walk_bytes })
+        let walk_depth = WALK_DEPTH.min(limit);
+        Ok(Range { offset_bytes: self.offset_bytes, size_bytes, block_bytes: geometry.block_bytes, parts, walk_bytes, walk_depth })
     }
 
     /// What happens, in order.
@@ -226,16 +240,20 @@ impl<'a> Bench<'a> {
     ) -> Result<Self, BenchError> {
         let progress: Vec<Arc<Progress>> = range.parts.iter().map(|_| Arc::default()).collect();
         let (block_bytes, reports) = (subject.geometry().block_bytes, subject.reports());
-        let setups = range.parts.iter().zip(&progress).enumerate().map(|(index, (&part, progress))| Setup {
-            index,
-            part,
-            block_bytes,
-            seed: plan.seed,
-            verify: plan.verify,
-            reports: reports.clone(),
-            progress: Arc::clone(progress),
+        let setups = range.parts.iter().zip(&progress).enumerate().map(|(index, (&part, progress))| {
+            let memory = if plan.verify { Memory::of(part, block_bytes).ok_or_else(|| range.no_memory())? } else { Memory::default() };
+            Ok(Setup {
+                index,
+                part,
+                block_bytes,
+                seed: plan.seed,
+                verify: plan.verify,
+                memory,
+                reports: reports.clone(),
+                progress: Arc::clone(progress),
+            })
         });
-        subject.put(setups.collect()).map_err(BenchError::Failed)?;
+        subject.put(setups.collect::<Result<_, BenchError>>()?).map_err(BenchError::Failed)?;
         Ok(Self { plan, subject, target, stop, display: Display::new(plan.steps()), progress, range })
     }
 
@@ -267,7 +285,7 @@ impl<'a> Bench<'a> {
         let part = self.range.parts.first().map_or(0, |part| part.len_bytes);
         self.display.step(format!("{verb} {}", Size::from_bytes(part * self.range.parts.len() as u64)), self.completed());
         let request_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        Ok(self.job(Job { work, request_bytes, depth: WALK_DEPTH }, None)?.counted.checked_blocks)
+        Ok(self.job(Job { work, request_bytes, depth: self.range.walk_depth }, None)?.counted.checked_blocks)
     }
 
     fn measure(&mut self, case: &Case) -> Result<CaseReport, BenchError> {

@@ -73,7 +73,7 @@ pub(crate) enum AttachError {
     Worker(#[from] WorkerError),
     #[error("cannot start: {}", crate::host::in_words(.0))]
     Start(std::io::Error),
-    #[error("the reactor threads cannot start")]
+    #[error("the reactor threads have ended before they were ready; their last words stand above")]
     Threads,
     #[error("interrupted")]
     Interrupted,
@@ -182,6 +182,17 @@ impl Subject for Volume {
     }
 }
 
+/// Tells when a reactor thread panics, which says nothing else to whoever waits for it.
+struct Panic<'a>(&'a Sender<Result<Report, String>>);
+
+impl Drop for Panic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.0.send(Err(WorkerError::Panicked.to_string()));
+        }
+    }
+}
+
 /// An NBD export, with a connection for each generator.
 pub(crate) struct NbdExport {
     connections: Vec<Incoming>,
@@ -234,6 +245,7 @@ impl Subject for NbdExport {
             let (tell, ready) = channel();
             let builder = std::thread::Builder::new().name(format!("reactor-{}", self.threads.len()));
             let work = move || {
+                let _panic = Panic(&failures);
                 let result = nbd::run(&config, connection, &orders, |waker| drop(tell.send(waker)));
                 if let Err(failure) = result {
                     let _ = failures.send(Err(failure));
@@ -246,7 +258,7 @@ impl Subject for NbdExport {
                     let failure = self.heard.recv_timeout(Duration::from_secs(1));
                     return Err(match failure {
                         Ok(Err(failure)) => failure,
-                        _ => "a reactor thread cannot start".to_owned(),
+                        _ => "a reactor thread has ended before it was ready; its last words stand above".to_owned(),
                     });
                 }
             }

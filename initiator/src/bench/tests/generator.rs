@@ -99,6 +99,7 @@ impl Stage {
             block_bytes: 4096,
             seed: 9,
             verify,
+            memory: if verify { Memory::of(part, 4096).unwrap() } else { Memory::default() },
             reports: Mailbox::new(report, || {}),
             progress: Arc::clone(&progress),
         };
@@ -282,7 +283,7 @@ fn too_few_buffers_are_said_to_be_too_few() {
     let mut stage = Stage::new(false);
     stage.start(Work::Load(load(Pattern::Read)), 1 << 20, 4);
     let trouble = stage.reports.try_recv().unwrap().result.unwrap_err();
-    assert_eq!(trouble.to_string(), "there is no memory for 4 requests of 1048576 bytes");
+    assert_eq!(trouble.to_string(), "there is no memory for 4 requests of 1048576 bytes: choose a smaller --qd or --bs");
 }
 
 #[test]
@@ -356,6 +357,12 @@ fn requests_that_are_verified_never_meet() {
         assert!(offsets.len() == 4 && offsets.windows(2).all(|pair| pair[0] < pair[1]), "{offsets:?}");
         stage.turn(MILLI, 2);
     }
+}
+
+#[test]
+fn a_part_that_no_memory_is_enough_for_is_told() {
+    assert!(Memory::of(Part { offset: 0, len_bytes: 7 << 60 }, 512).is_none());
+    assert!(Memory::of(Part { offset: 0, len_bytes: u64::MAX }, 1).is_none());
 }
 
 #[test]

@@ -46,7 +46,9 @@ fn the_range_is_the_volume_unless_told_otherwise() {
 #[test]
 fn what_does_not_fit_the_volume_is_refused_by_name() {
     let read = |bytes| plan(Pattern::RandRead, bytes);
-    assert!(refusal(&read(512), &GEOMETRY).starts_with("--bs 512 is not a multiple of the volume's blocks of 4096"));
+    assert!(
+        refusal(&read(512), &GEOMETRY).starts_with("--bs 512 is not a multiple of the volume's blocks: choose a multiple of 4096 bytes")
+    );
     let short = Geometry { max_transfer_bytes: 65536, ..GEOMETRY };
     assert!(refusal(&read(131_072), &short).contains("choose at most 64KiB"));
     let read_only = Geometry { read_only: true, ..GEOMETRY };
@@ -55,7 +57,7 @@ fn what_does_not_fit_the_volume_is_refused_by_name() {
     assert!(read(4096).range(&read_only, 1, None).is_ok());
     let deep = Plan { cases: vec![Case { pattern: Pattern::Read, request_bytes: 4096, depth: 128 }], ..read(4096) };
     assert!(refusal(&deep, &GEOMETRY).contains("--qd 128 is more than the 127 requests"));
-    assert!(refusal(&Plan { offset_bytes: 1, ..read(4096) }, &GEOMETRY).starts_with("--offset is not a multiple"));
+    assert!(refusal(&Plan { offset_bytes: 1, ..read(4096) }, &GEOMETRY).starts_with("--offset 1 is not a multiple"));
     assert!(
         refusal(&Plan { size_bytes: Some(65 << 20), ..read(4096) }, &GEOMETRY).contains("the range ends at 65MiB, and the volume at 64MiB")
     );
@@ -80,6 +82,14 @@ fn what_is_walked_is_walked_to_its_end() {
         let range = plan.range(&GEOMETRY, queues, None).unwrap();
         assert!(range.parts.iter().all(|part| part.len_bytes.is_multiple_of(range.walk_bytes)), "{size} of {queues}: {range:?}");
     }
+}
+
+#[test]
+fn walks_are_no_deeper_than_queues() {
+    let plan = Plan { verify: true, ..plan(Pattern::RandRead, 4096) };
+    let depth = |limit| plan.range(&GEOMETRY, 1, limit).unwrap().walk_depth;
+    assert_eq!([depth(None), depth(Some(127)), depth(Some(15))], [32, 32, 15]);
+    assert!(plan.range(&GEOMETRY, 1, Some(7)).unwrap_err().to_string().starts_with("--qd 8 is more than the 7 requests"));
 }
 
 #[test]
