@@ -12,6 +12,7 @@ use std::time::Duration;
 use godwit_initiator::bench::{Pattern, Report};
 use godwit_tests::daemon::{Initiator, NQN, Process, Target, binary, free_port};
 use godwit_tests::tools::{run, run_failing};
+use nix::sys::signal::Signal;
 
 /// How long a run may take beyond its time.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -183,18 +184,67 @@ fn a_target_that_goes_ends_the_run_and_leaves_no_file() {
 }
 
 #[test]
+fn a_report_that_is_written_stays_when_another_cannot_be() {
+    let world = World::memory();
+    let json = world.at("report.json");
+    let (code, said) = run_failing(world.bench(&["--qd", "1", "--html", "/dev/full"]).arg("--json").arg(&json));
+    assert!(code == 1 && said.contains("cannot write /dev/full"), "{said}");
+    assert_eq!(world.read("report.json").cases.len(), 1);
+}
+
+#[test]
+fn a_page_may_take_the_place_of_the_table() {
+    let world = World::memory();
+    let output = world.bench(&["--qd", "1", "--html", "-"]).current_dir(world.folder.path()).output().unwrap();
+    assert!(output.status.success() && output.stdout.starts_with(b"<!DOCTYPE html>"), "{output:?}");
+    assert_eq!(rows(&String::from_utf8(output.stderr).unwrap()).len(), 1);
+    assert!(!world.at("-").exists());
+}
+
+#[test]
+fn a_range_that_memory_does_not_suffice_to_verify_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let mut nbdkit = Process::start(Command::new("nbdkit").args(["-f", "-U"]).arg(&socket).args(["null", "size=7E"]));
+    nbdkit.await_ready(|| socket.exists()).unwrap();
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let (code, said) = run_failing(&mut bench(&["--nbd", &uri, "--verify", "--allow-writes"]));
+    assert!(code == 2 && said.contains("of memory for a range of 7EiB: choose a smaller --size"), "{said}");
+    let (code, said) = run_failing(&mut bench(&["--nbd", &uri, "--target-control", "/nowhere"]));
+    assert!(code == 1 && said.contains("/nowhere: no daemon listens there"), "{said}");
+}
+
+#[test]
+fn a_second_interrupt_ends_what_is_stuck() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    // It takes the connection, and never says a word.
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let mut process = Process::start(&mut bench(&["--nbd", &format!("nbd+unix:///?socket={}", socket.display()), "--queues", "100"]));
+    std::thread::sleep(Duration::from_millis(500));
+    let began = std::time::Instant::now();
+    for _ in 0..2 {
+        process.signal(Signal::SIGINT);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(process.wait(LIMIT).code(), Some(1));
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused_in_one_line() {
     let world = World::memory();
     fs::write(world.at("wrong.json"), "{\"format\":77}").unwrap();
     let wrong = world.at("wrong.json").display().to_string();
     let nowhere = world.at("none/report.json").display().to_string();
-    let cases: [(&[&str], i32, &str); 7] = [
+    let cases: [(&[&str], i32, &str); 8] = [
         (&["--rw", "randwrite"], 2, "randwrite overwrites what is in the volume: add --allow-writes if that may be lost"),
-        (&["--bs", "512"], 2, "--bs 512 is not a multiple of the volume's blocks of 4096 bytes"),
+        (&["--bs", "512"], 2, "--bs 512 is not a multiple of the volume's blocks: choose a multiple of 4096 bytes"),
         (&["--size", "1GiB"], 2, "the range ends at 1GiB, and the volume at 64MiB"),
         (&["--compare", &wrong], 2, "is a report of format 77"),
         (&["--compare", &nowhere], 2, "No such file or directory"),
         (&["--json", &nowhere], 1, "cannot write"),
+        (&["--json", "same", "--html", "same"], 2, "--json and --html are both to be same"),
         (&["--hostnqn", "nqn.2026-11.org.example:other", "--target-control", "/nowhere"], 1, "/nowhere"),
     ];
     for (arguments, code, words) in cases {

@@ -196,7 +196,7 @@ impl Plan {
         usize::from(self.is_filled()) + self.cases.len() + checks
     }
 
-    fn is_filled(&self) -> bool {
+    pub(crate) fn is_filled(&self) -> bool {
         self.fill || (self.verify && self.cases.iter().any(|case| case.pattern.is_reading()))
     }
 

@@ -106,8 +106,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
 
-    /// Write a report with charts to this file: one page of HTML that needs nothing else
-    #[arg(long, value_name = "FILE")]
+    /// Write a report with charts to this file: one page of HTML that needs nothing else; - is standard output, in place of the table
+    #[arg(long, value_name = "FILE|-")]
     pub html: Option<PathBuf>,
 
     /// Show the run that was written to this file by --json beside this one; can be given several times

@@ -71,9 +71,9 @@ pub struct Config {
     pub seed: u64,
     /// Whether data were checked, which costs time.
     pub verify: bool,
-    /// Whether the range was written before.
+    /// Whether the range was written before, as it also is to be verified.
     pub fill: bool,
-    /// CRC of iWARP, as asked for; none for NBD.
+    /// CRC of iWARP, as asked for; none for RDMA devices and NBD.
     pub crc: Option<String>,
     /// How long threads spin before they sleep, in microseconds.
     pub poll_us: u64,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use godwit_config::{ConnectOptions, CtrlLossTimeout, NbdUri, Url};
+use godwit_config::{ConnectOptions, CtrlLossTimeout, NbdUri, Transport, Url};
 use godwit_control::place;
 use godwit_reactor::{PollBudget, UringConfig};
 
@@ -21,7 +21,10 @@ use crate::worker::WorkerConfig;
 pub(super) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let plan = args.plan(RandomState::new().hash_one(())).map_err(Failure::Usage)?;
     let others = args.compare.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    let files = Files::open([&args.json, &args.html].into_iter().flatten().filter(|path| !is_stdout(path)))?;
+    if let Some(path) = args.json.as_ref().filter(|json| args.html.as_ref() == Some(json)) {
+        return Err(Failure::Usage(format!("--json and --html are both to be {}: choose another place for one", path.display())));
+    }
+    let mut files = Files::open([&args.json, &args.html].into_iter().flatten().filter(|path| !is_stdout(path)))?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         // The second one ends it at once, whatever it waits for.
@@ -42,15 +45,17 @@ pub(super) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let queues = subject.queues();
     subject.end();
     match result {
-        Ok(range) => report(args, &plan, &range, queues, cases, &others).inspect(|()| files.keep()),
+        Ok(range) => report(args, &plan, &range, queues, cases, &others, &mut files),
         Err((error, range)) => {
             // What was measured by then may have taken hours.
-            if let Some(range) = range.filter(|_| !cases.is_empty()) {
-                report(args, &plan, &range, queues, cases, &others)?;
-                files.keep();
+            if let Some(range) = range.filter(|_| !cases.is_empty())
+                && let Err(failure) = report(args, &plan, &range, queues, cases, &others, &mut files)
+            {
+                eprintln!("error: {failure}");
             }
             Err(match error {
                 BenchError::Unfit(words) => Failure::Usage(words),
+                error @ BenchError::Stuck(_) => Failure::Failed(format!("{}: {error}; its log may say why", subject_of(args))),
                 error => Failure::Failed(error.to_string()),
             })
         }
@@ -136,11 +141,16 @@ fn worker(args: &BenchArgs, plan: &Plan) -> WorkerConfig {
     WorkerConfig { pool: plan.pool(&usual.pool), ..usual }
 }
 
-fn report(args: &BenchArgs, plan: &Plan, range: &Range, queues: usize, cases: Vec<CaseReport>, others: &[Report]) -> Result<(), Failure> {
-    let subject = match (&args.nbd, &args.url) {
-        (Some(uri), _) => uri.to_string(),
-        (None, url) => url.as_ref().map(ToString::to_string).unwrap_or_default(),
-    };
+fn report(
+    args: &BenchArgs,
+    plan: &Plan,
+    range: &Range,
+    queues: usize,
+    cases: Vec<CaseReport>,
+    others: &[Report],
+    files: &mut Files,
+) -> Result<(), Failure> {
+    let subject = subject_of(args);
     let config = Config {
         queues,
         time_seconds: plan.time.as_secs_f64(),
@@ -152,31 +162,37 @@ fn report(args: &BenchArgs, plan: &Plan, range: &Range, queues: usize, cases: Ve
         block_bytes: range.block_bytes,
         seed: plan.seed,
         verify: plan.verify,
-        fill: plan.fill,
-        crc: args.url.as_ref().map(|url| url.crc.unwrap_or(args.crc).to_string()),
+        fill: plan.is_filled(),
+        crc: args.url.as_ref().filter(|url| url.transport == Transport::Iwarp).map(|url| url.crc.unwrap_or(args.crc).to_string()),
         poll_us: u64::try_from(args.poll.duration().as_micros()).unwrap_or(u64::MAX),
     };
     let name = args.name.clone().unwrap_or_else(|| subject.clone());
     let report = Report { cases, ..Report::new(name, subject, config) };
     let json = report.write().map_err(|error| Failure::Failed(error.to_string()))?;
+    let runs: Vec<&Report> = std::iter::once(&report).chain(others).collect();
+    let page = args.html.as_ref().map(|_| bench::html(&runs)).unwrap_or_default();
     let table = bench::table::render(&report, others);
-    match args.json.as_deref() {
-        Some(path) if is_stdout(path) => {
+    let documents = [(&args.json, &json), (&args.html, &page)].into_iter().filter_map(|(path, text)| Some((path.as_deref()?, text)));
+    let (printed, written): (Vec<_>, Vec<_>) = documents.partition(|(path, _)| is_stdout(path));
+    // What fails keeps nothing from the others.
+    let written = written.into_iter().map(|(path, text)| files.write(path, text)).fold(Ok(()), Result::and);
+    let printed = match printed.first() {
+        None => print(table.as_bytes()),
+        // It makes room.
+        Some((_, text)) => {
             eprint!("{table}");
-            print(json.as_bytes())?;
+            print(text.as_bytes())
         }
-        path => {
-            if let Some(path) = path {
-                write(path, &json)?;
-            }
-            print(table.as_bytes())?;
-        }
+    };
+    written.and(printed)
+}
+
+/// What is measured, as it was named.
+fn subject_of(args: &BenchArgs) -> String {
+    match (&args.nbd, &args.url) {
+        (Some(uri), _) => uri.to_string(),
+        (None, url) => url.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
-    if let Some(path) = &args.html {
-        let runs: Vec<&Report> = std::iter::once(&report).chain(others).collect();
-        write(path, &bench::html(&runs))?;
-    }
-    Ok(())
 }
 
 fn is_stdout(path: &Path) -> bool {
@@ -195,10 +211,6 @@ fn read(path: &PathBuf) -> Result<Report, Failure> {
     Ok(report)
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(|error| cannot_write(path, &error))
-}
-
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
     Failure::Failed(format!("cannot write {}: {}", path.display(), in_words(error)))
 }
@@ -206,13 +218,13 @@ fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
 /// The files of the reports. They are opened before anything is measured, so that no hours are lost to a folder that is not there; what is there already stays
 /// until there is something better, and what was made stays only with a report in it.
 struct Files {
+    /// Those that were not there, and have no report yet.
     made: Vec<PathBuf>,
-    kept: std::cell::Cell<bool>,
 }
 
 impl Files {
     fn open<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> Result<Self, Failure> {
-        let mut files = Self { made: Vec::new(), kept: std::cell::Cell::new(false) };
+        let mut files = Self { made: Vec::new() };
         for path in paths {
             let is_new = !path.exists();
             fs::OpenOptions::new().create(true).append(true).open(path).map_err(|error| cannot_write(path, &error))?;
@@ -221,15 +233,15 @@ impl Files {
         Ok(files)
     }
 
-    fn keep(&self) {
-        self.kept.set(true);
+    fn write(&mut self, path: &Path, text: &str) -> Result<(), Failure> {
+        fs::write(path, text).map_err(|error| cannot_write(path, &error))?;
+        self.made.retain(|made| made != path);
+        Ok(())
     }
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
-        if !self.kept.get() {
-            self.made.iter().for_each(|path| drop(fs::remove_file(path)));
-        }
+        self.made.iter().for_each(|path| drop(fs::remove_file(path)));
     }
 }
