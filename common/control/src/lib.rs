@@ -15,6 +15,7 @@ mod error;
 mod line;
 pub mod metrics;
 pub mod place;
+mod process;
 mod server;
 pub mod unix;
 
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 pub use client::Client;
 pub use error::ControlError;
+pub use process::cpu_time;
 pub use server::{Handle, Server, refusal};
 
 /// Clients of one server at a time. One more is told so, and let go.

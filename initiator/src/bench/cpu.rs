@@ -1,22 +1,15 @@
-//! Processor time of this process and of the target.
+//! Processor time of the target.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use godwit_control::{Client, ControlError};
 use godwit_nvme::{Cntlid, HostId, Nqn};
-use nix::time::ClockId;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 /// How long a target may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Processor time that this process has used, with all its threads.
-pub(crate) fn own() -> Duration {
-    // It cannot fail: Linux has this clock.
-    ClockId::CLOCK_PROCESS_CPUTIME_ID.now().map(Duration::from).unwrap_or_default()
-}
 
 /// A target on this machine that can be asked.
 #[derive(Debug)]

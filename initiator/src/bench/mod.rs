@@ -380,7 +380,7 @@ impl<'a> Bench<'a> {
 
     fn look(&self) -> Look {
         let target = self.target.and_then(|target| target.cpu_time().ok());
-        Look { own: cpu::own(), target, completed: self.completed() }
+        Look { own: godwit_control::cpu_time(), target, completed: self.completed() }
     }
 }
 

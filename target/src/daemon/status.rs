@@ -4,10 +4,10 @@
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use godwit_control::cpu_time;
 use godwit_control::metrics::{Kind, Text};
-use nix::time::ClockId;
 use serde_json::{Value, json};
 
 use super::site::Site;
@@ -57,12 +57,6 @@ pub(super) fn status(site: &Site) -> Value {
         "refused": refused,
         "last_errors": errors,
     })
-}
-
-/// Processor time that this process has used, with all its threads.
-fn cpu_time() -> Duration {
-    // It cannot fail: Linux has this clock.
-    ClockId::CLOCK_PROCESS_CPUTIME_ID.now().map(Duration::from).unwrap_or_default()
 }
 
 fn seconds(at: SystemTime) -> u64 {
