@@ -331,8 +331,7 @@ impl<'a> Bench<'a> {
         let mut looks = Vec::new();
         let mut counted = Counted::default();
         let mut missing = self.range.parts.len();
-        // A walk has no end that is known, but it goes on.
-        let mut last_progress = (begun + window.map_or(Duration::ZERO, |(ramp, time)| ramp + time), self.completed());
+        let mut last_progress = (begun, self.completed());
         self.subject.start(job);
         while missing > 0 {
             let now = Instant::now();
@@ -342,7 +341,7 @@ impl<'a> Bench<'a> {
             let completed = self.completed();
             self.display.tick(completed);
             if completed > last_progress.1 {
-                last_progress = (last_progress.0.max(now), completed);
+                last_progress = (now, completed);
             }
             if now.saturating_duration_since(last_progress.0) > PATIENCE {
                 return Err(BenchError::Stuck(PATIENCE));
@@ -379,8 +378,12 @@ impl<'a> Bench<'a> {
     }
 
     fn look(&self) -> Look {
-        let target = self.target.and_then(|target| target.cpu_time().ok());
-        Look { own: godwit_control::cpu_time(), target, completed: self.completed() }
+        let (own, completed) = (godwit_control::cpu_time(), self.completed());
+        // It may take its time.
+        let target = self.target.map(TargetDaemon::cpu_time);
+        let target =
+            target.and_then(|time| time.inspect_err(|error| tracing::warn!("the target's processor time is not known: {error}")).ok());
+        Look { own, target, completed }
     }
 }
 

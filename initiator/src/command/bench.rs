@@ -33,7 +33,12 @@ pub(super) fn run(args: &BenchArgs) -> Result<(), Failure> {
         registered.map_err(|error| Failure::Failed(format!("cannot watch for Ctrl-C: {}", in_words(&error))))?;
     }
     let (mut subject, target): (Box<dyn Subject>, _) = match (&args.nbd, &args.url) {
-        (Some(uri), _) => (Box::new(connect(args, uri, &plan)?), args.target_control.clone().map(TargetDaemon::new)),
+        (Some(uri), _) => {
+            let target = args.target_control.clone().map(TargetDaemon::new);
+            // Better now than after hours.
+            target.as_ref().map(TargetDaemon::cpu_time).transpose().map_err(|error| Failure::Failed(error.to_string()))?;
+            (Box::new(connect(args, uri, &plan)?), target)
+        }
         (None, Some(url)) => {
             let (volume, target) = attach(args, url, &plan, &stop)?;
             (Box::new(volume), target)
@@ -107,10 +112,6 @@ fn attach(args: &BenchArgs, url: &Url, plan: &Plan, stop: &AtomicBool) -> Result
         AttachError::Host(error) => explain(error.into(), url, options.crc, names.clone()),
         error => Failure::Failed(error.to_string()),
     })?;
-    if volume.queues() < io_queues {
-        let granted = volume.queues();
-        return Err(Failure::Failed(format!("the target grants {granted} of {io_queues} I/O queues: choose --queues {granted}")));
-    }
     let served = Served {
         cntlid: settings.status.control().cntlid,
         uuid: volume.info().identity.uuid,
@@ -118,8 +119,19 @@ fn attach(args: &BenchArgs, url: &Url, plan: &Plan, stop: &AtomicBool) -> Result
         host: names.host.clone(),
         host_id: names.host_id,
     };
-    let target = target(args, &served, &names)?;
-    Ok((volume, target))
+    let target = match volume.queues() {
+        granted if granted < io_queues => {
+            Err(Failure::Failed(format!("the target grants {granted} of {io_queues} I/O queues: choose --queues {granted}")))
+        }
+        _ => target(args, &served, &names),
+    };
+    match target {
+        Ok(target) => Ok((volume, target)),
+        Err(failure) => {
+            Box::new(volume).end();
+            Err(failure)
+        }
+    }
 }
 
 /// The target's daemon, if it is on this machine and can be asked. One that was named must be the right one.
