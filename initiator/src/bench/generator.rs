@@ -12,7 +12,8 @@
 //!
 //! # What is counted
 //!
-//! Requests that end within the measured time, which begins when the ramp is over.
+//! Requests that end within the measured time, which begins when the ramp is over; latencies are those of the requests that begin within it, however late
+//! they end: a target that stalls at the end is not flattered either.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -145,7 +146,7 @@ struct Run {
     job: Job,
     units: u64,
     begun: Time,
-    /// What ends from here on is counted.
+    /// What begins or ends from here on is counted.
     counted_from: Time,
     until: Option<Time>,
     /// The next unit in order.
@@ -271,8 +272,11 @@ impl Generator {
             run.trouble.get_or_insert(Trouble::Request { is_write: choice.is_write, offset, error });
             return;
         }
-        if now >= run.counted_from && run.until.is_none_or(|until| now < until) {
+        // None begins when the time is over.
+        if slot.begun >= run.counted_from {
             run.counted.histogram.record(now - slot.begun);
+        }
+        if now >= run.counted_from && run.until.is_none_or(|until| now < until) {
             let count = if choice.is_write { &mut run.counted.writes } else { &mut run.counted.reads };
             *count += 1;
         }

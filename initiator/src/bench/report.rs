@@ -96,7 +96,7 @@ pub struct CaseReport {
     pub iops: f64,
     /// Bytes a second.
     pub bytes_per_second: f64,
-    /// How long requests took.
+    /// How long requests took that began within the time, also where they ended after it.
     pub latency: Latency,
     /// Processor time of this process for each request, in microseconds.
     pub cpu_us_per_io: Option<f64>,
