@@ -144,6 +144,8 @@ struct Choice {
 /// A job under way.
 struct Run {
     job: Job,
+    /// Which of the generators it is of.
+    generator: usize,
     units: u64,
     begun: Time,
     /// What begins or ends from here on is counted.
@@ -213,6 +215,7 @@ impl Generator {
         };
         self.run = Some(Run {
             job,
+            generator: self.setup.index,
             units,
             begun,
             counted_from: begun + ramp,
@@ -444,7 +447,7 @@ impl Run {
     /// When the next request of a fixed rate is due.
     fn pace_due(&self) -> Option<Time> {
         let pace = self.load()?.pace?;
-        Some(self.begun + pace.due(self.made))
+        Some(self.begun + pace.due(self.generator, self.made))
     }
 
     /// When the next request begins, if there is to be one by now.

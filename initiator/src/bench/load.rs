@@ -97,9 +97,10 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// When a generator's request is due after its beginning, counted from 0.
-    pub(crate) fn due(self, request: u64) -> Duration {
-        let nanos = u128::from(request) * u128::from(self.generators) * 1_000_000_000 / u128::from(self.per_second);
+    /// When a generator's request is due after its beginning. Both are counted from 0; generators take turns.
+    pub(crate) fn due(self, generator: usize, request: u64) -> Duration {
+        let before = u128::from(request) * u128::from(self.generators) + generator as u128;
+        let nanos = before * 1_000_000_000 / u128::from(self.per_second);
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 }
@@ -136,9 +137,10 @@ mod tests {
     #[test]
     fn requests_of_a_rate_are_due_at_even_distances() {
         let pace = Pace { per_second: 20_000, generators: 2 };
-        assert_eq!([0, 1, 10_000].map(|request| pace.due(request)), [Duration::ZERO, Duration::from_micros(100), Duration::from_secs(1)]);
+        let due = |generator| [0, 1, 10_000].map(|request| u64::try_from(pace.due(generator, request).as_micros()).unwrap());
+        assert_eq!((due(0), due(1)), ([0, 100, 1_000_000], [50, 150, 1_000_050]));
         let odd = Pace { per_second: 3, generators: 1 };
-        assert_eq!(odd.due(3_000_000_000), Duration::from_secs(1_000_000_000));
+        assert_eq!(odd.due(0, 3_000_000_000), Duration::from_secs(1_000_000_000));
     }
 
     #[test]
