@@ -212,6 +212,21 @@ impl Client {
         }
     }
 
+    /// Tells the server that there is nothing more to come ("`NBD_CMD_DISC`"), as far as the socket takes it.
+    pub(crate) fn disconnect<R: Reactor>(&mut self, reactor: &mut R) {
+        self.push_header(&Request { cookie: 0, command: Command::Disconnect, flags: CommandFlags::NONE, offset: 0, length: 0 });
+        self.flush(reactor);
+    }
+
+    fn push_header(&mut self, request: &Request) {
+        let start = self.headers.len();
+        self.headers.extend_from_slice(&client::request(request));
+        match self.pieces.back_mut() {
+            Some(Piece::Headers { end, .. }) => *end = self.headers.len(),
+            _ => self.pieces.push_back(Piece::Headers { start, end: self.headers.len() }),
+        }
+    }
+
     fn sent(&mut self, mut count: usize) {
         while let Some(piece) = self.pieces.front_mut() {
             let (len, start) = match piece {
@@ -289,13 +304,7 @@ impl<R: Reactor> BlockQueue<R> for Client {
         self.submitted += (REQUEST_LEN + data_bytes) as u64;
         let pending = Pending { ticket, is_read: command == Command::Read, len_bytes, buffer, ends: self.submitted };
         let request = self.requests.insert(pending);
-        let header = Request { cookie: request as u64, command, flags: CommandFlags::NONE, offset, length };
-        let start = self.headers.len();
-        self.headers.extend_from_slice(&client::request(&header));
-        match self.pieces.back_mut() {
-            Some(Piece::Headers { end, .. }) => *end = self.headers.len(),
-            _ => self.pieces.push_back(Piece::Headers { start, end: self.headers.len() }),
-        }
+        self.push_header(&Request { cookie: request as u64, command, flags: CommandFlags::NONE, offset, length });
         if command == Command::Write {
             self.pieces.push_back(Piece::Data { request, start: 0 });
         }

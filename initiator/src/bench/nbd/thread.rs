@@ -58,7 +58,10 @@ pub(crate) fn run(config: &UringConfig, connection: Connection, orders: &Receive
         while woken && let Ok(order) = orders.try_recv() {
             match order {
                 Order::Job(job) => generator.start(&reactor, job),
-                Order::Exit => return Ok(()),
+                Order::Exit => {
+                    client.disconnect(&mut reactor);
+                    return Ok(());
+                }
             }
         }
         generator.pump(&mut reactor, &mut fabric, &mut client);

@@ -136,6 +136,7 @@ fn replies_are_taken_in_any_order_cut_anywhere() {
             stage.read(10 + ticket, 0, len);
         }
         stage.write(20, 0, &[7; 512]);
+        stage.turn();
         let order = [5, 2, 6, 0, 3, 1, 4];
         let said = order.iter().map(|&cookie| {
             let data = lengths.get(cookie).map(|&len| noise(len, cookie as u8));
@@ -180,6 +181,15 @@ fn what_does_not_fit_the_socket_leaves_later_and_in_order() {
         (0..16).for_each(|_| assert_eq!(stage.ended().result, Ok(())));
     }
     assert!(stage.heard == expected.concat());
+}
+
+#[test]
+fn the_end_is_told_after_all_requests() {
+    let mut stage = Stage::new();
+    stage.read(1, 0, 512);
+    stage.client.disconnect(&mut stage.reactor);
+    stage.turn();
+    assert_eq!(stage.heard, [header(0, Command::Read, 0, 512), header(0, Command::Disconnect, 0, 0)].concat());
 }
 
 #[test]
