@@ -10,6 +10,7 @@ pub mod demo;
 mod device;
 pub mod host;
 pub mod nbd;
+mod random;
 mod socket;
 mod threads;
 mod worker;

@@ -26,9 +26,10 @@ use zerocopy::FromZeros;
 
 use super::histogram::Histogram;
 use super::load::{Job, Load, Part, Work};
-use super::stamp::{self, Mismatch, Stamp};
+use super::stamp::{Mismatch, Stamp};
 use crate::block::{BlockDone, BlockError, BlockOp, BlockQueue, Ticket};
 use crate::host::Mailbox;
+use crate::random::Random;
 
 /// The top 16 bits of the tokens of generators ("GN"); the volume's number is the rest.
 const TOKENS: u64 = 0x474e << 48;
@@ -116,7 +117,7 @@ pub(crate) enum Trouble {
 pub(crate) struct Generator {
     token: Token,
     setup: Setup,
-    random: u64,
+    random: Random,
     slots: Vec<Slot>,
     free: Vec<u16>,
     run: Option<Run>,
@@ -166,7 +167,7 @@ impl Generator {
     pub(crate) fn new(number: u16, setup: Setup) -> Self {
         Self {
             token: Token(TOKENS | u64::from(number)),
-            random: setup.seed ^ (setup.index as u64).wrapping_mul(0x9e37_79b9),
+            random: Random::new(setup.seed ^ (setup.index as u64).wrapping_mul(0x9e37_79b9)),
             setup,
             slots: Vec::new(),
             free: Vec::new(),
@@ -231,7 +232,7 @@ impl Generator {
     /// Fills a buffer with what no storage can shorten.
     fn make_noise(&mut self, buffer: &mut [u8]) {
         for word in buffer.chunks_mut(8) {
-            let noise = stamp::next(&mut self.random).to_le_bytes();
+            let noise = self.random.next().to_le_bytes();
             word.copy_from_slice(&noise[..word.len()]);
         }
     }
@@ -355,11 +356,11 @@ impl Generator {
                 Choice { unit: unit?, is_write: false }
             }
             Work::Load(load) => {
-                let unit = if load.pattern.is_random() { below(&mut self.random, run.units) } else { run.next_around() };
+                let unit = if load.pattern.is_random() { self.random.below(run.units) } else { run.next_around() };
                 let is_write = match load.read_percent {
                     100 => false,
                     0 => true,
-                    percent => below(&mut self.random, 100) >= u64::from(percent),
+                    percent => self.random.below(100) >= u64::from(percent),
                 };
                 let unit = if self.setup.verify { first_idle(&self.setup.memory.busy, unit, run.units)? } else { unit };
                 Choice { unit, is_write }
@@ -387,6 +388,10 @@ impl Generator {
             for ((data, generation), block) in data.zip(generations).zip(blocks.first..) {
                 Stamp { block, generation: generation.wrapping_add(1), seed: self.setup.seed }.write(data);
             }
+        } else {
+            // The same noise again is for storage that looks for what it has.
+            let random = &mut self.random;
+            data.filter_map(<[u8]>::first_chunk_mut).for_each(|word| *word = random.next().to_le_bytes());
         }
         Some(BlockOp::Write { offset, len_bytes: request_bytes, buffer, fua: false })
     }
@@ -501,12 +506,6 @@ impl Blocks {
     fn in_part(&self) -> std::ops::Range<usize> {
         self.start..self.start + self.count
     }
-}
-
-/// A random number below a bound.
-fn below(random: &mut u64, bound: u64) -> u64 {
-    let wide = u128::from(stamp::next(random)) * u128::from(bound);
-    u64::try_from(wide >> 64).unwrap_or_default()
 }
 
 fn set_bit(bits: &mut [u64], index: u64, to: bool) {

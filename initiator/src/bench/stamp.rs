@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::random::Random;
+
 /// The first eight bytes of a stamped block.
 const MAGIC: u64 = u64::from_le_bytes(*b"GodwitBn");
 
@@ -54,9 +56,9 @@ impl Stamp {
         for (value, word) in self.head().into_iter().zip(words.by_ref()) {
             word.copy_from_slice(&value.to_le_bytes());
         }
-        let mut state = self.state();
+        let mut rest = self.rest();
         for word in words {
-            word.copy_from_slice(&next(&mut state).to_le_bytes());
+            word.copy_from_slice(&rest.next().to_le_bytes());
         }
     }
 
@@ -67,8 +69,8 @@ impl Stamp {
         if !is_head {
             return Err(found(block));
         }
-        let mut state = self.state();
-        let wrong = block.chunks_exact(WORD).skip(HEAD_WORDS).position(|word| word != next(&mut state).to_le_bytes());
+        let mut rest = self.rest();
+        let wrong = block.chunks_exact(WORD).skip(HEAD_WORDS).position(|word| word != rest.next().to_le_bytes());
         match wrong {
             None => Ok(()),
             Some(word) => Err(Found::Damaged((HEAD_WORDS + word) * WORD)),
@@ -79,10 +81,11 @@ impl Stamp {
         [MAGIC, self.block, u64::from(self.generation), self.seed]
     }
 
-    fn state(&self) -> u64 {
-        let mut state = self.seed ^ self.block.rotate_left(32) ^ u64::from(self.generation).rotate_left(17);
+    /// What follows from the head.
+    fn rest(&self) -> Random {
+        let seed = self.seed ^ self.block.rotate_left(32) ^ u64::from(self.generation).rotate_left(17);
         // Neighbours begin far from one another.
-        next(&mut state)
+        Random::new(Random::new(seed).next())
     }
 }
 
@@ -98,14 +101,6 @@ fn found(block: &[u8]) -> Found {
         _ if block.iter().all(|&byte| byte == 0) => Found::Zeroes,
         _ => Found::Unknown,
     }
-}
-
-/// The next number of a sequence (SplitMix64).
-pub(crate) fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 impl fmt::Display for Mismatch {

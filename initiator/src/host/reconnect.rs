@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use godwit_reactor::Time;
 
+use crate::random::Random;
+
 /// Before another try when the target says that it is busy: with the end of the old association, as a rule.
 const BUSY_DELAY: Duration = Duration::from_secs(1);
 
@@ -69,13 +71,13 @@ pub(crate) enum Before {
 pub(crate) struct Backoff {
     delay: Duration,
     failures: u32,
-    state: u64,
+    random: Random,
 }
 
 impl Backoff {
     /// Pauses of up to `delay`. Equal seeds give equal pauses.
     pub(crate) fn new(delay: Duration, seed: u64) -> Self {
-        Self { delay, failures: 0, state: seed }
+        Self { delay, failures: 0, random: Random::new(seed) }
     }
 
     /// When to try next, never before the old association is dead at the target.
@@ -101,13 +103,7 @@ impl Backoff {
 
     /// A random time up to `most`.
     fn part_of(&mut self, most: Duration) -> Duration {
-        // SplitMix64: enough to be out of step.
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let most = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
-        Duration::from_nanos(u64::try_from((u128::from(mixed ^ (mixed >> 31)) * u128::from(most)) >> 64).unwrap_or(most))
+        Duration::from_nanos(self.random.below(u64::try_from(most.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
 

@@ -93,9 +93,10 @@ impl Stage {
         let reactor = world.host(&Layout::of_total(Layout::MINIMUM_BYTES));
         let (report, reports) = channel();
         let progress = Arc::new(Progress::default());
+        let part = Part { offset: 16 * BLOCK as u64, len_bytes: 32 * BLOCK as u64 };
         let setup = Setup {
             index: 0,
-            part: Part { offset: 16 * BLOCK as u64, len_bytes: 32 * BLOCK as u64 },
+            part,
             block_bytes: 4096,
             seed: 9,
             verify,
