@@ -9,6 +9,7 @@ mod daemon;
 pub mod demo;
 mod device;
 pub mod host;
+mod log_linear;
 pub mod nbd;
 mod random;
 mod socket;

@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-/// Buckets to a doubling, as a power of two: a bucket is at most 1/128 wider than what it holds.
-const FINE_BITS: u32 = 7;
+use crate::log_linear::LogLinear;
 
-/// Doublings that are told apart: up to 2^37 ns, some two minutes. What takes longer is counted in the last bucket.
-const OCTAVES: u32 = 37 - FINE_BITS;
-
-const BUCKETS: usize = ((OCTAVES + 1) << FINE_BITS) as usize;
+/// 128 to a doubling, up to 2^37 ns, some two minutes. What takes longer is counted in the last bucket.
+const BUCKETS: LogLinear = LogLinear::new(7, 37);
 
 /// How often each latency was seen.
 #[derive(Clone)]
@@ -20,26 +17,14 @@ pub struct Histogram {
     max_nanos: u64,
 }
 
-/// The bucket of a time: its position is the number of whole doublings above the finest ones, then the bits below the highest.
-fn bucket(nanos: u64) -> usize {
-    let octave = (nanos >> FINE_BITS).checked_ilog2().map_or(0, |log| log + 1);
-    // The highest bit of what is left is the 128 that each octave but the first begins at.
-    let fine = nanos >> octave.saturating_sub(1);
-    let start = u64::from(octave.saturating_sub(1)) << FINE_BITS;
-    usize::try_from(start + fine).unwrap_or(BUCKETS).min(BUCKETS - 1)
-}
-
 /// The middle of a bucket.
-fn middle(index: usize) -> u64 {
-    let index = index as u64;
-    let octave = (index >> FINE_BITS).saturating_sub(1);
-    let low = (index - (octave << FINE_BITS)) << octave;
-    low + (1 << octave) / 2
+fn middle(bucket: usize) -> u64 {
+    u64::midpoint(BUCKETS.lowest(bucket), BUCKETS.lowest(bucket + 1))
 }
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { buckets: vec![0; BUCKETS].into_boxed_slice(), count: 0, sum_nanos: 0, min_nanos: u64::MAX, max_nanos: 0 }
+        Self { buckets: vec![0; BUCKETS.count()].into_boxed_slice(), count: 0, sum_nanos: 0, min_nanos: u64::MAX, max_nanos: 0 }
     }
 }
 
@@ -48,17 +33,11 @@ impl Histogram {
     pub fn record(&mut self, latency: Duration) {
         // Half a millennium fits.
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        self.buckets[bucket(nanos)] += 1;
+        self.buckets[BUCKETS.bucket(nanos)] += 1;
         self.count += 1;
         self.sum_nanos += u128::from(nanos);
         self.min_nanos = self.min_nanos.min(nanos);
         self.max_nanos = self.max_nanos.max(nanos);
-    }
-
-    /// Forgets everything, and keeps its memory.
-    pub fn clear(&mut self) {
-        self.buckets.fill(0);
-        (self.count, self.sum_nanos, self.min_nanos, self.max_nanos) = (0, 0, u64::MAX, 0);
     }
 
     /// Adds what another thread has counted.
@@ -102,7 +81,7 @@ impl Histogram {
         let nanos = match found {
             _ if self.count == 0 => 0,
             _ if wanted == self.count => self.max_nanos,
-            Some(index) if index < BUCKETS - 1 => middle(index).clamp(self.min_nanos, self.max_nanos),
+            Some(index) if index < BUCKETS.count() - 1 => middle(index).clamp(self.min_nanos, self.max_nanos),
             // What is in the last bucket, or longer, is only known by the longest.
             _ => self.max_nanos,
         };
@@ -143,18 +122,6 @@ mod tests {
     }
 
     #[test]
-    fn buckets_follow_one_another_without_gap_or_overlap() {
-        let mut last = 0;
-        for nanos in 0..1_u64 << 20 {
-            let index = bucket(nanos);
-            assert!(index == last || index == last + 1, "{nanos}: {last} to {index}");
-            last = index;
-        }
-        assert_eq!(bucket((1 << 37) - 1), BUCKETS - 1);
-        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
-    }
-
-    #[test]
     fn percentiles_are_those_of_the_sorted_list() {
         let histogram = of((1..=100_000).map(|n| n * 1000));
         for (per_million, exact) in [(500_000, 50_000_000), (990_000, 99_000_000), (999_000, 99_900_000), (999_900, 99_990_000)] {
@@ -191,18 +158,10 @@ mod tests {
         assert_eq!(nanos(histogram.quantile(990_000)), u64::MAX / 2);
     }
 
-    #[test]
-    fn a_cleared_one_counts_anew() {
-        let mut histogram = of([5, 500_000]);
-        histogram.clear();
-        histogram.record(Duration::from_nanos(9));
-        assert_eq!((histogram.count(), nanos(histogram.min()), nanos(histogram.max())), (1, 9, 9));
-    }
-
     proptest! {
         #[test]
         fn any_latency_is_found_again_within_a_per_cent(latency in 0_u64..1 << 37) {
-            let found = middle(bucket(latency));
+            let found = middle(BUCKETS.bucket(latency));
             prop_assert!(found.abs_diff(latency) * 100 <= latency, "{} for {}", found, latency);
         }
 

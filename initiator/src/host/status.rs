@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use godwit_nvme::Cntlid;
 
 use super::operation::Action;
+use crate::log_linear::LogLinear;
 
 /// What there is to know of one volume. Its threads write, whoever has it may read.
 #[derive(Debug)]
@@ -129,42 +130,29 @@ struct FlowCounters {
     histogram: Histogram,
 }
 
-/// Log-linear buckets: eight to each doubling, so that a bucket is at most an eighth wider than what it holds.
+/// In units of 2^[`UNIT_BITS`] ns.
 #[derive(Debug)]
-struct Histogram([AtomicU64; BUCKETS]);
+struct Histogram([AtomicU64; BUCKETS.count()]);
 
 /// The finest bucket is 2^10 ns wide: what is shorter is no network's.
 const UNIT_BITS: u32 = 10;
-/// Buckets to a doubling, as a power of two.
-const FINE_BITS: u32 = 3;
-/// Up to 2^31 units, some 36 minutes. What takes longer is counted there.
-const OCTAVES: u32 = 31 - FINE_BITS;
-const BUCKETS: usize = ((OCTAVES + 1) << FINE_BITS) as usize;
+/// Eight to a doubling, up to 2^31 units, some 36 minutes. What takes longer is counted there.
+const BUCKETS: LogLinear = LogLinear::new(3, 31);
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; BUCKETS])
+        Self([const { AtomicU64::new(0) }; BUCKETS.count()])
     }
 }
 
 /// The bucket of a time.
 fn bucket(nanos: u64) -> usize {
-    let units = nanos >> UNIT_BITS;
-    let octave = (units >> FINE_BITS).checked_ilog2().map_or(0, |log| log + 1);
-    let fine = units >> octave.saturating_sub(1) & ((2 << FINE_BITS) - 1);
-    let index = match octave {
-        0 => units,
-        octave => u64::from(octave - 1) * (1 << FINE_BITS) + fine,
-    };
-    usize::try_from(index).unwrap_or(BUCKETS).min(BUCKETS - 1)
+    BUCKETS.bucket(nanos >> UNIT_BITS)
 }
 
 /// The longest time of a bucket.
-fn upper_bound(index: usize) -> Duration {
-    let index = index as u64 + 1;
-    let octave = (index >> FINE_BITS).saturating_sub(1);
-    let units = (index - (octave << FINE_BITS)) << octave;
-    Duration::from_nanos((units << UNIT_BITS) - 1)
+fn upper_bound(bucket: usize) -> Duration {
+    Duration::from_nanos((BUCKETS.lowest(bucket + 1) << UNIT_BITS) - 1)
 }
 
 /// Only one thread writes a counter, so that a plain store does.
@@ -432,13 +420,13 @@ mod tests {
                 last = index;
             }
         }
-        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+        assert_eq!(bucket(u64::MAX), BUCKETS.count() - 1);
         assert_eq!(bucket(0), 0);
     }
 
     #[test]
     fn bucket_bounds_touch() {
-        for index in 0..BUCKETS - 1 {
+        for index in 0..BUCKETS.count() - 1 {
             let upper = u64::try_from(upper_bound(index).as_nanos()).unwrap();
             assert_eq!((bucket(upper), bucket(upper + 1)), (index, index + 1));
         }
