@@ -4,6 +4,7 @@
 pub mod bench;
 pub mod block;
 pub mod cli;
+mod columns;
 pub mod command;
 mod daemon;
 pub mod demo;

@@ -4,22 +4,13 @@ use std::fmt::Write as _;
 
 use godwit_config::Size;
 
-use super::report::{CaseReport, Report};
+use super::load::Pattern;
+use super::report::{CaseReport, Config, Report};
+use crate::columns::{Side, columns};
 
 /// Columns as wide as they need; the first to the left, the others to the right.
 pub fn aligned(rows: &[Vec<String>]) -> String {
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or_default();
-    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            // Writing to a text does not fail.
-            let _ = if column == 0 { write!(text, "{cell:<width$}") } else { write!(text, "  {cell:>width$}") };
-        }
-        text.push('\n');
-    }
-    text
+    columns(rows, Side::Right)
 }
 
 /// The figures of a run, and how they compare with those of others.
@@ -35,11 +26,31 @@ pub(crate) fn render(report: &Report, others: &[Report]) -> String {
         cells(case).into_iter().chain(ratios).collect::<Vec<_>>()
     }));
     text += &aligned(&rows);
+    let mixes = report.cases.iter().any(|case| case.rw == Pattern::RandRw);
+    for other in others {
+        let differences = differences(&report.config, &other.config, mixes);
+        if !differences.is_empty() {
+            let _ = writeln!(text, "\n{} was measured otherwise: {}", other.name, differences.join(", "));
+        }
+    }
     if report.config.verify {
         let checked: u64 = report.cases.iter().map(|case| case.checked_blocks).sum();
         let _ = writeln!(text, "\nverified: {checked} blocks, each as it was written");
     }
     text
+}
+
+/// What makes the figures of another run unlike those of this one, as it is there.
+fn differences(ours: &Config, theirs: &Config, mixes: bool) -> Vec<String> {
+    let rate = |rate: u64| format!("{rate} requests a second");
+    let differences = [
+        (ours.queues != theirs.queues).then(|| queues(theirs.queues)),
+        (ours.rate != theirs.rate).then(|| theirs.rate.map_or_else(|| "as many requests as are answered".to_owned(), rate)),
+        (ours.verify != theirs.verify).then(|| if theirs.verify { "verified" } else { "not verified" }.to_owned()),
+        (mixes && ours.read_percent != theirs.read_percent).then(|| format!("{} % of randrw are reads", theirs.read_percent)),
+        (ours.crc != theirs.crc).then(|| theirs.crc.as_ref().map_or_else(|| "no iWARP".to_owned(), |crc| format!("CRC {crc}"))),
+    ];
+    differences.into_iter().flatten().collect()
 }
 
 /// So many, in words.
@@ -85,9 +96,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
-        let rows = [["a", "long"], ["bcd", "x"]].map(|row| row.map(str::to_owned).to_vec());
-        assert_eq!(aligned(&rows), "a    long\nbcd     x\n");
+    fn runs_that_were_measured_otherwise_are_told() {
+        let mine = report("mine", &[1]);
+        assert!(!render(&mine, &[report("same", &[1])]).contains("otherwise"));
+        let mut other = report("other", &[1]);
+        other.config = Config { queues: 2, rate: Some(7), verify: true, read_percent: 70, crc: None, ..other.config };
+        let text = render(&mine, &[other]);
+        let expected = "other was measured otherwise: 2 queues, 7 requests a second, verified, no iWARP";
+        assert_eq!(text.lines().last(), Some(expected), "{text}");
     }
 
     #[test]

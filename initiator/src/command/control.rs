@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Failure, print};
 use crate::cli::{AskArgs, DisconnectArgs, StatusArgs};
+use crate::columns::{Side, columns};
 use crate::daemon::ControlSocket;
 use crate::host::QueueStatus;
 
@@ -90,7 +91,7 @@ pub(super) fn list(args: &AskArgs) -> Result<(), Failure> {
             text(&volume["nqn"]),
         ]
     }));
-    print(table(&rows).as_bytes())
+    print(columns(&rows, Side::Left).as_bytes())
 }
 
 pub(super) fn status(args: &StatusArgs) -> Result<(), Failure> {
@@ -166,21 +167,6 @@ fn size(bytes: u64) -> String {
     godwit_config::Size::from_bytes(bytes).to_string()
 }
 
-/// Columns, as wide as what is in them.
-fn table<const N: usize>(rows: &[[String; N]]) -> String {
-    let mut widths = [0; N];
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let line = |row: &[String; N]| {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
-}
-
 /// A volume, for people.
 fn show(volume: &Value) -> String {
     let mut shown = format!(
@@ -223,7 +209,7 @@ fn show(volume: &Value) -> String {
         ]);
     }
     if rows.len() > 1 {
-        shown += &table(&rows);
+        shown += &columns(&rows, Side::Left);
     }
     if volume["last_error"].is_object() {
         shown += &format!("  last error: {}\n", text(&volume["last_error"]["text"]));
@@ -255,11 +241,5 @@ mod tests {
                         \x20 reads  2      8192   12      20      20        21\n\
                         \x20 last error: the target closed the connection\n";
         assert_eq!(show(&volume()), expected);
-    }
-
-    #[test]
-    fn columns_are_as_wide_as_what_is_in_them() {
-        let rows = [["A", "B"], ["long", "x"]].map(|row| row.map(str::to_owned));
-        assert_eq!(table(&rows), "A     B\nlong  x\n");
     }
 }
