@@ -11,7 +11,7 @@ use super::identity::IdentityChange;
 /// What went wrong between this host and a target. Prints as one line.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum HostError {
-    /// The connection could not be made, or this side ended it.
+    /// The connection could not be made, was rejected or not answered in time, or this side ended it.
     #[error("{0}")]
     Connection(String),
     /// The peer or the network ended a connection that was made, without a word.
