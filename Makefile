@@ -74,7 +74,7 @@ lab-long: setup-lab build ## run the longest of them: power cuts, memory pressur
 	$(LAB) $(or $(AS_ROOT),--) $(LAB_LONG)
 
 # Peers are measured where they are installed.
-bench: setup-demo build ## measure this machine, beside nbdkit and qemu where they are there (ARGS="--help" lists options)
+bench: setup-demo build ## measure this machine, beside nbdkit, qemu and SPDK (SPDK_DIR=) where they are there (ARGS="--help" lists options)
 	$(CARGO) build --locked --release -p godwit-tests --bin bench
 	$(OUT)/release/bench --json $(OUT)/bench.json $(ARGS)
 

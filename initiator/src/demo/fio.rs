@@ -47,6 +47,8 @@ pub enum Place {
     Nbd(String),
     /// A file, through io_uring and past the page cache.
     File(PathBuf),
+    /// A file, through libaio and past the page cache.
+    LibaioFile(PathBuf),
 }
 
 /// What fio measured of one run.
@@ -56,6 +58,8 @@ pub struct Measured {
     pub iops: f64,
     /// Bytes per second.
     pub bytes_per_second: f64,
+    /// Mean latency in microseconds.
+    pub mean_us: f64,
     /// Median latency in microseconds.
     pub p50_us: f64,
     /// 99th percentile of the latency in microseconds.
@@ -130,6 +134,7 @@ pub fn measure(place: &Place, workload: &Workload, size_bytes: u64, time: Durati
     Ok(Measured {
         iops: number(&side["iops"]),
         bytes_per_second: number(&side["bw_bytes"]),
+        mean_us: number(&side["clat_ns"]["mean"]) / 1000.0,
         p50_us: percentile("50.000000"),
         p99_us: percentile("99.000000"),
         requests: number(&side["iops"]) * (RAMP_TIME + time).as_secs_f64(),
@@ -140,6 +145,7 @@ fn run(mut command: Command, place: &Place, limit: Duration, stop: &AtomicBool) 
     match place {
         Place::Nbd(uri) => command.args(["--ioengine=nbd", &format!("--uri={uri}")]),
         Place::File(path) => command.args(["--ioengine=io_uring", "--direct=1", &format!("--filename={}", path.display())]),
+        Place::LibaioFile(path) => command.args(["--ioengine=libaio", "--direct=1", &format!("--filename={}", path.display())]),
     };
     // Jobs as threads end with fio when it is killed.
     let child =

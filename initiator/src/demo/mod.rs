@@ -315,7 +315,8 @@ mod tests {
 
     #[test]
     fn the_table_shows_both_sides_of_each_workload() {
-        let measured = |iops| Measured { iops, bytes_per_second: iops * 4096.0, p50_us: 10.0, p99_us: 20.0, requests: 1000.0 };
+        let measured =
+            |iops| Measured { iops, bytes_per_second: iops * 4096.0, mean_us: 12.0, p50_us: 10.0, p99_us: 20.0, requests: 1000.0 };
         let row = Row { workload: WORKLOADS[0], ours: measured(100_000.0), raw: measured(200_000.0), cpu: Duration::from_millis(5) };
         let text = table(&[row]);
         let line = text.lines().last().unwrap();

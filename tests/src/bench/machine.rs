@@ -26,7 +26,7 @@ impl Machine {
             processor: model.trim_start_matches(|c: char| c.is_whitespace() || c == ':').to_owned(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: kernel.trim().to_owned(),
-            programs: ["fio", "nbdkit", "qemu-storage-daemon"].into_iter().filter_map(version).collect(),
+            programs: ["fio", "nbdkit", "qemu-storage-daemon", "qemu-nbd"].into_iter().filter_map(version).collect(),
         }
     }
 

@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use super::BenchOptions;
+use super::contest::Absence;
+use super::gauge::Gauge;
+use super::sample::Samples;
+use super::scaling::Points;
 use super::statistics::{Run, Runs};
 use super::system::System;
 
@@ -25,8 +30,42 @@ pub struct Footprint {
     pub idle_cpu_per_cent: Option<f64>,
 }
 
-/// The whole result.
-#[derive(Clone, Debug)]
+/// Everything.
+#[derive(Clone, Debug, Default)]
+pub struct Results {
+    /// fio over NBD.
+    pub chains: Outcome,
+    /// Every run that a bar may ask for, those of the chains among them.
+    pub samples: Samples,
+    /// Quantities that are no ratio to a peer.
+    pub gauges: Vec<Gauge>,
+    /// Few and many.
+    pub scaling: Points,
+    /// What was not measured outside the chains, and why.
+    pub absences: Vec<Absence>,
+    /// Time of each run.
+    pub time: Duration,
+    /// How often each case ran.
+    pub rounds: u32,
+    /// Bytes of each volume.
+    pub size_bytes: u64,
+}
+
+impl Results {
+    /// Nothing yet.
+    pub fn new(options: &BenchOptions) -> Self {
+        let (time, rounds, size_bytes) = (Duration::from_secs(options.seconds()), options.rounds(), options.size_bytes());
+        Self { time, rounds, size_bytes, ..Self::default() }
+    }
+
+    /// Whether anything was measured.
+    pub fn has_any(&self) -> bool {
+        !(self.samples.0.is_empty() && self.scaling.0.is_empty())
+    }
+}
+
+/// What the chains have come to.
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Each system that was asked for.
     pub fates: Vec<(System, Fate)>,

@@ -3,22 +3,49 @@
 use godwit_initiator::demo::fio::WORKLOADS;
 use serde_json::{Value, json};
 
+use super::bars;
 use super::machine::Machine;
-use super::outcome::{Fate, Outcome};
+use super::outcome::{Fate, Outcome, Results};
+use super::sample::{Sample, Section};
 use super::statistics::Run;
 use super::system::{Backend, Class, System};
 use super::verdict::{self, Demand};
 
-/// The whole outcome.
-pub fn render(machine: &Machine, outcome: &Outcome) -> Value {
+/// Everything.
+pub fn render(machine: &Machine, results: &Results) -> Value {
+    let outcome = &results.chains;
+    let others = results.samples.0.iter().filter(|sample| sample.section != Section::Chain);
+    let absences = results.absences.iter().map(|absence| {
+        json!({ "section": absence.section.name(), "subject": absence.subject, "reason": absence.reason, "is_failure": absence.is_failure })
+    });
     json!({
         "machine": { "processor": machine.processor, "cores": machine.cores, "kernel": machine.kernel, "programs": machine.programs },
-        "options": { "seconds": outcome.time.as_secs(), "rounds": outcome.rounds, "size_bytes": outcome.size_bytes },
+        "options": { "seconds": results.time.as_secs(), "rounds": results.rounds, "size_bytes": results.size_bytes },
         "systems": outcome.fates.iter().map(|(system, fate)| describe(*system, fate)).collect::<Vec<_>>(),
         "runs": outcome.runs.0.iter().chain(&outcome.broken).map(run).collect::<Vec<_>>(),
         "medians": medians(outcome),
         "ratios": ratios(outcome),
         "floor": floor(outcome),
+        "samples": others.map(sample).collect::<Vec<_>>(),
+        "scaling": results.scaling.rows().iter().map(super::scaling::Row::json).collect::<Vec<_>>(),
+        "not_measured": absences.collect::<Vec<_>>(),
+        "bars": bars::judge(&results.samples, &results.gauges).iter().map(bars::Judgement::json).collect::<Vec<_>>(),
+    })
+}
+
+fn sample(sample: &Sample) -> Value {
+    let figures = &sample.figures;
+    json!({
+        "section": sample.section.name(),
+        "subject": sample.subject,
+        "case": sample.case.to_string(),
+        "round": sample.round,
+        "iops": figures.iops,
+        "bytes_per_second": figures.bytes_per_second,
+        "mean_us": figures.mean_us,
+        "p50_us": figures.p50_us,
+        "p99_us": figures.p99_us,
+        "cpu_us_per_io": figures.cpu_us,
     })
 }
 
@@ -46,6 +73,7 @@ fn run(run: &Run) -> Value {
         "round": run.round,
         "iops": run.measured.iops,
         "bytes_per_second": run.measured.bytes_per_second,
+        "mean_us": run.measured.mean_us,
         "p50_us": run.measured.p50_us,
         "p99_us": run.measured.p99_us,
         "cpu_us_per_io": run.cpu_us,
@@ -110,6 +138,8 @@ mod tests {
 
     use godwit_initiator::demo::fio::Measured;
 
+    use super::super::case::READ_1;
+    use super::super::sample::{Figures, Samples};
     use super::super::statistics::Runs;
     use super::*;
 
@@ -129,7 +159,14 @@ mod tests {
             rounds: 2,
             size_bytes: 1 << 20,
         };
-        let report = render(&Machine::default(), &outcome);
+        let direct = Sample { section: Section::Direct, subject: "godwit", case: READ_1, round: 1, figures: Figures::default() };
+        let chain = Sample { section: Section::Chain, ..direct };
+        let samples = Samples(vec![chain, direct]);
+        let results = Results { chains: outcome, samples, ..Results::default() };
+        let report = render(&Machine::default(), &results);
+        assert_eq!(report["samples"].as_array().unwrap().len(), 1);
+        assert_eq!(report["samples"][0]["case"], "4 KiB random read, depth 1");
+        assert_eq!((&report["bars"][0]["verdict"], &report["bars"][0]["measured"]), (&json!("not measured"), &Value::Null));
         assert_eq!(report["runs"].as_array().unwrap().len(), 3);
         assert_eq!(report["runs"][1]["iops"], 2000.0);
         assert_eq!(report["runs"][1]["workload"], "4 KiB random write, depth 1");

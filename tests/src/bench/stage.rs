@@ -116,11 +116,13 @@ impl Stage {
         }
         stage.place = match system.chain {
             Chain::Raw => Place::File(builder.image.clone().unwrap_or_default()),
-            Chain::Godwit => builder.godwit(&mut stage.servers)?,
+            Chain::Godwit => builder.godwit("off", &mut stage.servers)?,
+            Chain::GodwitCrc => builder.godwit("on", &mut stage.servers)?,
             Chain::NbdkitTwoHops => builder.nbdkit_two_hops(&mut stage.servers)?,
             Chain::QemuTwoHops => builder.qemu_two_hops(&mut stage.servers)?,
             Chain::NbdkitUnix => builder.nbdkit_unix(&mut stage.servers)?,
             Chain::NbdkitTcp => builder.nbdkit_tcp(&mut stage.servers)?,
+            Chain::QemuNbd => builder.qemu_nbd(&mut stage.servers)?,
         };
         Ok(stage)
     }
@@ -158,18 +160,18 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn godwit(&self, servers: &mut Vec<Server>) -> Result<Place, StageError> {
+    fn godwit(&self, crc: &str, servers: &mut Vec<Server>) -> Result<Place, StageError> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let export = match &self.image {
             Some(image) => format!("{},size={}", image.display(), self.size_bytes),
             None => format!("memory:{}", self.size_bytes),
         };
         let mut target = Command::new(daemon::binary("godwit-target"));
-        target.args(["--export", &export, "--listen", &format!("iwarp://{address}"), "--nqn", daemon::NQN]);
+        target.args(["--export", &export, "--listen", &format!("iwarp://{address}?crc={crc}"), "--nqn", daemon::NQN]);
         start_child(servers, &mut target, || TcpStream::connect(address).is_ok())?;
         let socket = self.path("sock");
         let mut initiator = Command::new(daemon::binary("godwit"));
-        initiator.args(["connect", &url(address), "--nbd", &format!("unix:{}", socket.display())]);
+        initiator.args(["connect", &format!("{}?crc={crc}", url(address)), "--nbd", &format!("unix:{}", socket.display())]);
         start_child(servers, &mut initiator, || UnixStream::connect(&socket).is_ok())?;
         Ok(on_unix(&socket))
     }
@@ -205,6 +207,18 @@ impl Builder<'_> {
     fn nbdkit_tcp(&self, servers: &mut Vec<Server>) -> Result<Place, StageError> {
         let port = self.storage_on_tcp(servers)?;
         Ok(Place::Nbd(format!("nbd://127.0.0.1:{port}")))
+    }
+
+    fn qemu_nbd(&self, servers: &mut Vec<Server>) -> Result<Place, StageError> {
+        let socket = self.path("sock");
+        let mut command = Command::new("qemu-nbd");
+        command.args(["--format=raw", "--persistent", "--shared=8", &format!("--socket={}", socket.display())]);
+        if self.system.backend == Backend::Disk {
+            command.args(["--cache=none", "--aio=io_uring"]);
+        }
+        command.arg(self.image.clone().unwrap_or_default());
+        start_child(servers, &mut command, || UnixStream::connect(&socket).is_ok())?;
+        Ok(on_unix(&socket))
     }
 
     fn storage_on_tcp(&self, servers: &mut Vec<Server>) -> Result<u16, StageError> {

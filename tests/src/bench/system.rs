@@ -37,8 +37,10 @@ impl Backend {
 /// How fio reaches the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chain {
-    /// NBD on a Unix socket, `godwit`, iWARP on loopback TCP, `godwit-target`.
+    /// NBD on a Unix socket, `godwit`, iWARP without CRC on loopback TCP, `godwit-target`: as NBD, which has none.
     Godwit,
+    /// The same with CRC.
+    GodwitCrc,
     /// NBD on a Unix socket, nbdkit, NBD on loopback TCP, nbdkit.
     NbdkitTwoHops,
     /// NBD on a Unix socket, qemu-storage-daemon, NBD on loopback TCP, nbdkit.
@@ -47,6 +49,8 @@ pub enum Chain {
     NbdkitUnix,
     /// NBD on loopback TCP, nbdkit.
     NbdkitTcp,
+    /// NBD on a Unix socket, qemu-nbd.
+    QemuNbd,
     /// io_uring on the file itself.
     Raw,
 }
@@ -56,6 +60,8 @@ pub enum Chain {
 pub enum Class {
     /// Ours.
     Ours,
+    /// Ours with CRC.
+    OursWithCrc,
     /// A process on the client's machine, a network, a process at the storage: what ours replaces.
     TwoHops,
     /// One process.
@@ -76,8 +82,9 @@ pub struct System {
 }
 
 /// Every system, in the order of the tables.
-pub const SYSTEMS: [System; 11] = [
+pub const SYSTEMS: [System; 14] = [
     System { name: "godwit-memory", backend: Backend::Memory, chain: Chain::Godwit },
+    System { name: "godwit-crc-memory", backend: Backend::Memory, chain: Chain::GodwitCrc },
     System { name: "nbdkit-2hop-memory", backend: Backend::Memory, chain: Chain::NbdkitTwoHops },
     System { name: "qemu-2hop-memory", backend: Backend::Memory, chain: Chain::QemuTwoHops },
     System { name: "nbdkit-unix-memory", backend: Backend::Memory, chain: Chain::NbdkitUnix },
@@ -85,8 +92,10 @@ pub const SYSTEMS: [System; 11] = [
     System { name: "godwit-tmpfs", backend: Backend::Tmpfs, chain: Chain::Godwit },
     System { name: "nbdkit-2hop-tmpfs", backend: Backend::Tmpfs, chain: Chain::NbdkitTwoHops },
     System { name: "nbdkit-unix-tmpfs", backend: Backend::Tmpfs, chain: Chain::NbdkitUnix },
+    System { name: "qemu-nbd-tmpfs", backend: Backend::Tmpfs, chain: Chain::QemuNbd },
     System { name: "raw-tmpfs", backend: Backend::Tmpfs, chain: Chain::Raw },
     System { name: "godwit-disk", backend: Backend::Disk, chain: Chain::Godwit },
+    System { name: "qemu-nbd-disk", backend: Backend::Disk, chain: Chain::QemuNbd },
     System { name: "raw-disk", backend: Backend::Disk, chain: Chain::Raw },
 ];
 
@@ -99,11 +108,13 @@ impl System {
     /// How fio reaches its bytes, in words.
     pub fn path(self) -> &'static str {
         match self.chain {
-            Chain::Godwit => "NBD (Unix socket), godwit, NVMe/RDMA over iWARP (loopback TCP), godwit-target",
+            Chain::Godwit => "NBD (Unix socket), godwit, NVMe/RDMA over iWARP (loopback TCP, no CRC), godwit-target",
+            Chain::GodwitCrc => "NBD (Unix socket), godwit, NVMe/RDMA over iWARP (loopback TCP, CRC), godwit-target",
             Chain::NbdkitTwoHops => "NBD (Unix socket), nbdkit, NBD (loopback TCP), nbdkit",
             Chain::QemuTwoHops => "NBD (Unix socket), qemu-storage-daemon, NBD (loopback TCP), nbdkit",
             Chain::NbdkitUnix => "NBD (Unix socket), nbdkit",
             Chain::NbdkitTcp => "NBD (loopback TCP), nbdkit",
+            Chain::QemuNbd => "NBD (Unix socket), qemu-nbd",
             Chain::Raw => "io_uring, O_DIRECT, on the file itself",
         }
     }
@@ -112,8 +123,9 @@ impl System {
     pub fn class(self) -> Class {
         match self.chain {
             Chain::Godwit => Class::Ours,
+            Chain::GodwitCrc => Class::OursWithCrc,
             Chain::NbdkitTwoHops | Chain::QemuTwoHops => Class::TwoHops,
-            Chain::NbdkitUnix | Chain::NbdkitTcp => Class::OneHop,
+            Chain::NbdkitUnix | Chain::NbdkitTcp | Chain::QemuNbd => Class::OneHop,
             Chain::Raw => Class::Raw,
         }
     }
@@ -126,12 +138,13 @@ impl System {
     /// Why this machine cannot run it, in words, if it cannot.
     pub fn lacks(self) -> Option<String> {
         match self.chain {
-            Chain::Godwit => {
+            Chain::Godwit | Chain::GodwitCrc => {
                 ["godwit", "godwit-target"].iter().find(|name| find_binary(name).is_none()).map(|name| format!("{name}: not built"))
             }
             Chain::NbdkitTwoHops => lacks_nbdkit(&["nbd", self.plugin()]),
             Chain::QemuTwoHops => lacks_program("qemu-storage-daemon").or_else(|| lacks_nbdkit(&[self.plugin()])),
             Chain::NbdkitUnix | Chain::NbdkitTcp => lacks_nbdkit(&[self.plugin()]),
+            Chain::QemuNbd => lacks_program("qemu-nbd"),
             Chain::Raw => None,
         }
     }
@@ -165,6 +178,20 @@ pub fn has_direct_io(folder: &Path) -> bool {
     let opened = std::fs::OpenOptions::new().create(true).truncate(true).write(true).custom_flags(libc::O_DIRECT).open(&path);
     let _ = std::fs::remove_file(&path);
     opened.is_ok()
+}
+
+/// The name of the file system there, where it is one that people know.
+pub fn file_system(folder: &Path) -> &'static str {
+    use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs};
+    let known = [
+        (EXT4_SUPER_MAGIC, "ext4"),
+        (XFS_SUPER_MAGIC, "xfs"),
+        (BTRFS_SUPER_MAGIC, "btrfs"),
+        (TMPFS_MAGIC, "tmpfs"),
+        (OVERLAYFS_SUPER_MAGIC, "overlayfs"),
+    ];
+    let found = statfs(folder).ok().map(|found| found.filesystem_type());
+    known.into_iter().find(|(magic, _)| Some(*magic) == found).map_or("another file system", |(_, name)| name)
 }
 
 #[cfg(test)]

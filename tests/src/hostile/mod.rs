@@ -4,6 +4,7 @@
 //! are whole, writes and reads only memory that the stream named, and closes a connection whose other end was closed.
 
 mod alphabet;
+mod bystander;
 mod capsules;
 mod commands;
 mod crowd;
@@ -23,6 +24,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub use bystander::Bystander;
 pub use crowd::Crowd;
 pub use random::Random;
 pub use tally::{Milestone, Tally};
