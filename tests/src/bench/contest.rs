@@ -126,7 +126,8 @@ pub fn finish(process: &mut Process, limit: Duration, stop: &AtomicBool) -> Resu
         }
         if Instant::now() > deadline {
             process.kill();
-            return Err(ContestError::Failed(format!("it did not end within {} s", limit.as_secs())));
+            let said = process.output();
+            return Err(ContestError::Failed(format!("it did not end within {} s; it said: {}", limit.as_secs(), last_words(&said))));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -138,8 +139,11 @@ pub fn finish(process: &mut Process, limit: Duration, stop: &AtomicBool) -> Resu
     if status.success() {
         return Ok(said);
     }
-    let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
-    Err(ContestError::Failed(format!("{status}: {}", last.trim())))
+    Err(ContestError::Failed(format!("{status}: {}", last_words(&said))))
+}
+
+fn last_words(said: &str) -> &str {
+    said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing").trim()
 }
 
 impl From<&Measured> for Figures {

@@ -14,6 +14,7 @@ use super::case::Case;
 use super::contest::{ContestError, Contestant, finish};
 use super::cores::Pinned;
 use super::sample::Figures;
+use super::stage::scratch;
 use crate::daemon::{self, Process, free_port};
 
 /// How much longer than its time a run may take.
@@ -100,7 +101,7 @@ impl Target {
     /// When it does not come up.
     pub fn start(setup: &Setup, core: Option<usize>) -> Result<Self, ContestError> {
         let of = |error: std::io::Error| ContestError::of(&error);
-        let folder = tempfile::Builder::new().prefix("godwit-bench-").tempdir().map_err(of)?;
+        let folder = scratch().map_err(of)?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let config = folder.path().join("target.yaml");
         fs::write(&config, setup.yaml(address, folder.path())).map_err(of)?;

@@ -39,6 +39,16 @@ pub enum StageError {
     Nbdkit(String),
 }
 
+/// A folder for sockets, configurations and reports, in memory where the machine has such: nothing that is measured waits for a disk that others use.
+///
+/// # Errors
+///
+/// When the folder for temporary files cannot be written to either.
+pub fn scratch() -> io::Result<TempDir> {
+    let folder = tempfile::Builder::new;
+    folder().prefix("godwit-bench-").tempdir_in(TMPFS).or_else(|_| folder().prefix("godwit-bench-").tempdir())
+}
+
 /// Folders of our own, removed with everything in them.
 #[derive(Debug)]
 pub struct Folders {

@@ -1,6 +1,6 @@
 //! What fio drives: a chain that is in place, or a file itself.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -47,8 +47,8 @@ pub struct Raw {
 
 impl Raw {
     /// By the kernel's two ways.
-    pub fn both(path: &PathBuf, size_bytes: u64) -> [Self; 2] {
-        [("io_uring", Place::File(path.clone())), ("libaio", Place::LibaioFile(path.clone()))].map(|(name, place)| Self {
+    pub fn both(path: &Path, size_bytes: u64) -> [Self; 2] {
+        [("io_uring", Place::File(path.to_owned())), ("libaio", Place::LibaioFile(path.to_owned()))].map(|(name, place)| Self {
             name,
             place,
             size_bytes,

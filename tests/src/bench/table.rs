@@ -230,10 +230,10 @@ mod tests {
     use super::*;
 
     fn outcome() -> Results {
-        Results { chains: chains(), rounds: 3, time: Duration::from_secs(3), ..Results::default() }
+        Results { chains: memory(), rounds: 3, time: Duration::from_secs(3), ..Results::default() }
     }
 
-    fn chains() -> Outcome {
+    fn memory() -> Outcome {
         let system = |name| System::named(name).unwrap();
         let mut runs = Vec::new();
         for workload in 0..WORKLOADS.len() {
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_has_no_line() {
-        let text = render(&outcome());
+        let text = chains(&memory());
         assert!(!text.contains("nbdkit-tcp") && !text.contains("one hop") && !text.contains("== disk"), "{text}");
         assert!(text.contains("memory: not slower than the best two-hop chain in any workload: PASS"), "{text}");
         assert!(text.contains("tmpfs file: not slower than the best two-hop chain in any workload: NOT MEASURED"), "{text}");

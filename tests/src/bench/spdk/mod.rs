@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use super::case::{AT_A_RATE, Case, LARGE_WRITE};
 use super::contest::{ContestError, Contestant, finish};
 use super::sample::Figures;
+use super::stage::scratch;
 use crate::daemon::{Process, free_port};
 
 /// Memory that the target takes besides the volumes, and perf in all, in MiB.
@@ -71,12 +72,12 @@ impl Spdk {
     /// When it does not come up.
     pub fn start(build: &Path, size_bytes: u64, [first, second]: [usize; 2], stop: &AtomicBool) -> Result<Self, ContestError> {
         let of = |error: std::io::Error| ContestError::of(&error);
-        let folder = tempfile::Builder::new().prefix("godwit-bench-").tempdir().map_err(of)?;
+        let folder = scratch().map_err(of)?;
         let volumes = ["free", "limited"].map(|name| Volume { nqn: format!("nqn.2026-11.org.example:spdk-{name}"), port: free_port() });
         let config = folder.path().join("target.json");
         fs::write(&config, format!("{:#}\n", configuration(&volumes, size_bytes))).map_err(of)?;
         let mut command = Command::new(program(build, "nvmf_tgt"));
-        command.args(["-m", &mask(first), "-u", "--no-huge", "-s", &((size_bytes + LIMITED_BYTES >> 20) + TARGET_MIB).to_string()]);
+        command.args(["-m", &mask(first), "-u", "--no-huge", "-s", &(((size_bytes + LIMITED_BYTES) >> 20) + TARGET_MIB).to_string()]);
         command.arg("-c").arg(&config).arg("-r").arg(folder.path().join("rpc.sock"));
         let mut target = Process::try_start(&mut command).map_err(of)?;
         let last = format!("port {} ***", volumes[1].port);
@@ -126,7 +127,7 @@ impl Spdk {
         let look = || cpu_time(self.target.pid()).zip(cpu_time(perf.pid())).map(|(target, perf)| target + perf);
         pause(Duration::from_millis(300));
         let (begin, before) = (Instant::now(), look());
-        pause(time.min(Duration::from_secs(1)));
+        pause(time);
         let (elapsed, after) = (begin.elapsed(), look());
         let burnt = before.zip(after).map(|(before, after)| after.saturating_sub(before));
         burnt.map(|burnt| burnt.as_secs_f64() / elapsed.as_secs_f64()).ok_or_else(|| ContestError::Failed("it is gone".to_owned()))
