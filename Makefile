@@ -62,15 +62,15 @@ test: setup-test build ## run every test
 	elif scripts/setup lab; then $(LAB) $(AS_ROOT) $(LAB_GATE); \
 	else echo "SKIPPED: the kernel lab: what it needs cannot be had on this machine, as said above"; $(LAB); fi
 
-# Tests of many minutes, in a module of their own.
-LAB_LONG := long::
+# Tests of many minutes, and those whose guests boot more than once or wait for what is held back.
+LAB_LONG := long:: systemd:: fencing::
 
 lab: setup-lab build ## run the tests that boot a Linux kernel of their own in QEMU (as root), but for the longest
-	$(LAB) $(or $(AS_ROOT),--) --skip $(LAB_LONG)
+	$(LAB) $(or $(AS_ROOT),--) $(addprefix --skip ,$(LAB_LONG))
 
 # One guest at a time: each has much to write.
 lab-long: LAB_GUESTS = 1
-lab-long: setup-lab build ## run the longest of them: power cuts, memory pressure, long absences
+lab-long: setup-lab build ## run the longest of them: power cuts, memory pressure, systemd, fencing
 	$(LAB) $(or $(AS_ROOT),--) $(LAB_LONG)
 
 # Peers are measured where they are installed.
