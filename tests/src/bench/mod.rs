@@ -98,6 +98,9 @@ pub fn run(options: &BenchOptions) -> Result<(), BenchError> {
     }
     let machine = Machine::look();
     println!("{}", machine.describe());
+    if let Some(warning) = machine.warning() {
+        println!("{warning}");
+    }
     let results = measure(options, &stop).inspect_err(|_| remove_if_empty(options.json.as_deref()))?;
     print!("{}", table::render(&results));
     if let Some(path) = &options.json {

@@ -19,7 +19,7 @@ pub fn render(machine: &Machine, results: &Results) -> Value {
         json!({ "section": absence.section.name(), "subject": absence.subject, "reason": absence.reason, "is_failure": absence.is_failure })
     });
     json!({
-        "machine": { "processor": machine.processor, "cores": machine.cores, "kernel": machine.kernel, "programs": machine.programs },
+        "machine": { "processor": machine.processor, "cores": machine.cores, "kernel": machine.kernel, "programs": machine.programs, "load": machine.load },
         "options": { "seconds": results.time.as_secs(), "rounds": results.rounds, "size_bytes": results.size_bytes },
         "systems": outcome.fates.iter().map(|(system, fate)| describe(*system, fate)).collect::<Vec<_>>(),
         "runs": outcome.runs.0.iter().chain(&outcome.broken).map(run).collect::<Vec<_>>(),
