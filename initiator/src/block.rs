@@ -14,6 +14,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use godwit_memory::Buffer;
+use godwit_nbd::Errno;
 use godwit_rdma::Fabric;
 use godwit_reactor::Reactor;
 
@@ -116,6 +117,9 @@ pub enum BlockError {
     /// Any other failure at the target.
     #[error("input/output error")]
     Io,
+    /// What an NBD server that is measured answers.
+    #[error("the server answers {0}")]
+    Answered(Errno),
     /// It was [abandoned](BlockQueue::abandon) before it was sent.
     #[error("abandoned before it was sent")]
     Abandoned,

@@ -17,6 +17,7 @@ pub(super) fn errno(error: BlockError, request: &Request) -> Errno {
         | BlockError::Media
         | BlockError::Reserved
         | BlockError::Io
+        | BlockError::Answered(_)
         | BlockError::Abandoned
         | BlockError::WritesLost
         | BlockError::TargetAway

@@ -274,7 +274,7 @@ fn error_of(errno: Errno) -> BlockError {
         Errno::EPERM => BlockError::ReadOnly,
         Errno::EINVAL => BlockError::OutOfRange,
         Errno::ENOTSUP => BlockError::Unsupported,
-        _ => BlockError::Io,
+        errno => BlockError::Answered(errno),
     }
 }
 

@@ -207,8 +207,11 @@ fn an_error_ends_its_request_alone() {
     stage.read(1, 0, 512);
     stage.read(2, 0, 512);
     stage.turn();
-    stage.say(&[reply(0, Errno::ENOSPC), reply(1, Errno::OK), vec![9; 512]].concat());
+    stage.read(3, 0, 512);
+    stage.turn();
+    stage.say(&[reply(0, Errno::ENOSPC), reply(2, Errno::ESHUTDOWN), reply(1, Errno::OK), vec![9; 512]].concat());
     assert_eq!(stage.ended().result, Err(BlockError::NoSpace));
+    assert_eq!(stage.ended().result.unwrap_err().to_string(), "the server answers ESHUTDOWN");
     assert_eq!(stage.ended().result, Ok(()));
     assert_eq!(stage.client.failure(), None);
 }
