@@ -209,7 +209,7 @@ fn a_range_that_memory_does_not_suffice_to_verify_is_refused() {
     nbdkit.await_ready(|| socket.exists()).unwrap();
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     let (code, said) = run_failing(&mut bench(&["--nbd", &uri, "--verify", "--allow-writes"]));
-    assert!(code == 2 && said.contains("of memory for a range of 7EiB: choose a smaller --size"), "{said}");
+    assert!(code == 2 && said.contains("of memory for a range of 7168PiB: choose a smaller --size"), "{said}");
     let (code, said) = run_failing(&mut bench(&["--nbd", &uri, "--target-control", "/nowhere"]));
     assert!(code == 1 && said.contains("/nowhere: no daemon listens there"), "{said}");
 }
