@@ -17,9 +17,10 @@ use std::slice;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nix::errno::Errno;
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use nix::sys::mman::{MmapAdvise, madvise};
 
 use crate::PAGE_BYTES;
+use crate::mapping::Mapping;
 
 /// Bytes of a stripe.
 const STRIPE_BYTES: usize = 1 << 20;
@@ -29,8 +30,7 @@ const LOCKS: usize = 1024;
 
 /// A disk in memory. It begins as zeroes.
 pub struct MemoryDisk {
-    base: NonNull<u8>,
-    len_bytes: NonZeroUsize,
+    memory: Mapping,
     locks: Vec<RwLock<()>>,
 }
 
@@ -48,17 +48,8 @@ impl MemoryDisk {
     pub fn new(len_bytes: u64) -> io::Result<Self> {
         let len_bytes = usize::try_from(len_bytes).ok().filter(|&len| isize::try_from(len).is_ok()).ok_or(Errno::ENOMEM)?;
         let len_bytes = NonZeroUsize::new(len_bytes).ok_or(Errno::EINVAL)?;
-        // SAFETY: a fresh anonymous mapping at an address that the kernel chooses aliases nothing.
-        let mapping = unsafe {
-            mmap_anonymous(None, len_bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE)
-        };
         let locks = (0..LOCKS).map(|_| RwLock::default()).collect();
-        Ok(Self { base: mapping?.cast(), len_bytes, locks })
-    }
-
-    /// Its size.
-    pub fn len_bytes(&self) -> u64 {
-        self.len_bytes.get() as u64
+        Ok(Self { memory: Mapping::new(len_bytes)?, locks })
     }
 
     /// Reads from `offset` on; how much there was before the disk's end.
@@ -104,7 +95,7 @@ impl MemoryDisk {
     }
 
     fn address(&self, offset: usize) -> *mut u8 {
-        self.base.as_ptr().wrapping_add(offset)
+        self.memory.base().as_ptr().wrapping_add(offset)
     }
 
     /// A piece, to be read while its lock is held.
@@ -125,7 +116,7 @@ impl MemoryDisk {
 
     /// A range, as far as it is on the disk, cut at the stripes.
     fn pieces(&self, offset: u64, len_bytes: u64) -> impl Iterator<Item = Range<usize>> + use<> {
-        let within = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(self.len_bytes.get());
+        let within = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(self.memory.len_bytes());
         let (mut at, end) = (within(offset), within(offset.saturating_add(len_bytes)));
         std::iter::from_fn(move || {
             let start = at;
@@ -135,17 +126,9 @@ impl MemoryDisk {
     }
 }
 
-impl Drop for MemoryDisk {
-    fn drop(&mut self) {
-        // SAFETY: the range is the mapping made in `new`; no slice of it outlives the call that made it.
-        let unmapped = unsafe { munmap(self.base.cast(), self.len_bytes.get()) };
-        debug_assert!(unmapped.is_ok());
-    }
-}
-
 impl std::fmt::Debug for MemoryDisk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "memory of {} bytes", self.len_bytes)
+        write!(f, "memory of {} bytes", self.memory.len_bytes())
     }
 }
 
@@ -157,7 +140,7 @@ mod tests {
 
     /// Pages of a range that take memory.
     fn held(disk: &MemoryDisk, offset: usize, len_bytes: usize) -> usize {
-        let first = (disk.base.as_ptr() as usize + offset) / PAGE_BYTES;
+        let first = (disk.memory.base().as_ptr() as usize + offset) / PAGE_BYTES;
         let map = std::fs::File::open("/proc/self/pagemap").unwrap();
         let mut entries = vec![0; len_bytes / PAGE_BYTES * 8];
         std::os::unix::fs::FileExt::read_exact_at(&map, &mut entries, first as u64 * 8).unwrap();
@@ -166,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_over_chunks_is_read_and_the_rest_is_zeroes() {
+    fn what_is_written_over_stripes_is_read_and_the_rest_is_zeroes() {
         let disk = MemoryDisk::new(3 * STRIPE + 4096).unwrap();
         let data: Vec<u8> = (0..2 * STRIPE_BYTES + 10).map(|index| u8::try_from(index % 251).unwrap() | 1).collect();
         assert_eq!(disk.write_at(&data, STRIPE - 5), data.len());

@@ -12,6 +12,7 @@
 //! The bytes of a buffer are always initialised (the mapping starts as zeroes) but may be those of an earlier user: only what was filled may leave.
 
 mod disk;
+mod mapping;
 mod pool;
 mod reservation;
 

@@ -7,7 +7,9 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use nix::sys::mman::{MmapAdvise, madvise};
+
+use crate::mapping::Mapping;
 
 /// Bytes of a page; every buffer starts on a multiple of it.
 pub const PAGE_BYTES: usize = 4096;
@@ -103,8 +105,7 @@ pub struct Pool {
 }
 
 pub(crate) struct Shared {
-    base: NonNull<u8>,
-    mapped_bytes: NonZeroUsize,
+    memory: Mapping,
     classes: Vec<Class>,
 }
 
@@ -126,19 +127,10 @@ impl Pool {
     pub fn new(layout: &Layout) -> Result<Self, PoolError> {
         let bytes = layout.total_bytes();
         let mapped_bytes = NonZeroUsize::new(bytes).ok_or(PoolError::Layout)?;
-        // SAFETY: a fresh anonymous mapping at an address that the kernel chooses aliases nothing.
-        let mapping = unsafe {
-            mmap_anonymous(
-                None,
-                mapped_bytes,
-                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
-                MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
-            )
-        };
-        let mapping = mapping.map_err(|source| PoolError::Map { bytes, source })?;
+        let memory = Mapping::new(mapped_bytes).map_err(|source| PoolError::Map { bytes, source })?;
         // Large pages are a wish; without them the pool works as well.
         // SAFETY: the range is the mapping made above.
-        let _ = unsafe { madvise(mapping, bytes, MmapAdvise::MADV_HUGEPAGE) };
+        let _ = unsafe { madvise(memory.base().cast(), bytes, MmapAdvise::MADV_HUGEPAGE) };
         let mut first_offset = 0;
         let mut classes = Vec::with_capacity(layout.classes.len());
         for class in &layout.classes {
@@ -153,7 +145,7 @@ impl Pool {
             });
             first_offset += class.buffer_bytes * class.count;
         }
-        Ok(Self { shared: Rc::new(Shared { base: mapping.cast(), mapped_bytes, classes }) })
+        Ok(Self { shared: Rc::new(Shared { memory, classes }) })
     }
 
     /// Takes a buffer of at least `len_bytes`, with that length set; from the smallest class that fits and has one to spare.
@@ -167,7 +159,7 @@ impl Pool {
 
     /// The mapping that all buffers lie in, for registration with a device or a ring: address and length in bytes.
     pub fn mapping(&self) -> (NonNull<u8>, usize) {
-        (self.shared.base, self.shared.mapped_bytes.get())
+        (self.shared.memory.base(), self.shared.memory.len_bytes())
     }
 
     /// How many buffers of at least `len_bytes` are free and not reserved.
@@ -243,14 +235,6 @@ impl Class {
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: the range is the mapping made in `Pool::new`; the last handle to it is being dropped, so no buffer refers to it.
-        let unmapped = unsafe { munmap(self.base.cast(), self.mapped_bytes.get()) };
-        debug_assert!(unmapped.is_ok());
-    }
-}
-
 /// One buffer of a pool: page-aligned bytes that belong to whoever holds it, and return to the pool when it is dropped.
 pub struct Buffer {
     shared: Rc<Shared>,
@@ -284,7 +268,7 @@ impl Buffer {
     /// Address of the first byte, for submission to a ring or a device. Reading and writing through it is for the holder of the buffer alone.
     pub fn address(&self) -> NonNull<u8> {
         // SAFETY: the offset lies inside the mapping, for the index comes from the class's free list.
-        unsafe { self.shared.base.add(self.pool_offset()) }
+        unsafe { self.shared.memory.base().add(self.pool_offset()) }
     }
 }
 

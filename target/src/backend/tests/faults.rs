@@ -72,6 +72,14 @@ fn reopening_a_file_that_is_still_too_short_fails_and_forgets_nothing() {
 }
 
 #[test]
+fn memory_cannot_be_resized() {
+    let store = open(&options(Source::Memory { size: 8192 }, 512));
+    assert!(store.extend(4096).is_err());
+    assert!(store.extend(16384).is_err());
+    assert_eq!(store.current_bytes().unwrap(), 8192);
+}
+
+#[test]
 fn ranges_outside_the_store_are_refused_and_the_last_block_is_not() {
     let store = open(&options(Source::Memory { size: 8192 }, 512));
     let mut thread = Thread::new(&store);
