@@ -236,15 +236,7 @@ impl<'a> Worker<'a> {
     }
 
     fn on_event(&mut self, event: Event<Incoming>) {
-        let token = match &event {
-            Event::Incoming { token, .. }
-            | Event::Connected { token, .. }
-            | Event::Readable { token }
-            | Event::Writable { token }
-            | Event::File { token, .. }
-            | Event::Timer { token } => *token,
-            Event::Woken => return,
-        };
+        let Some(token) = event.token() else { return };
         if Fabric::owns(token) {
             return self.fabric.on_event(&mut self.reactor, event);
         }

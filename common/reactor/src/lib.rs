@@ -113,6 +113,21 @@ pub enum Event<I> {
     Woken,
 }
 
+impl<I> Event<I> {
+    /// Whom it is for, by the token that was chosen; [`Woken`](Self::Woken) has none.
+    pub fn token(&self) -> Option<Token> {
+        match self {
+            Self::Incoming { token, .. }
+            | Self::Connected { token, .. }
+            | Self::Readable { token }
+            | Self::Writable { token }
+            | Self::File { token, .. }
+            | Self::Timer { token } => Some(*token),
+            Self::Woken => None,
+        }
+    }
+}
+
 /// Streams, files and timers of one thread.
 pub trait Reactor {
     /// A connection that was accepted and not yet adopted.

@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use godwit_reactor::{Event, Incoming, Listener, Peer, PollBudget, Reactor, Token, Uring, UringConfig};
+use godwit_reactor::{Event, Listener, Peer, PollBudget, Reactor, Token, Uring, UringConfig};
 use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
 use support::{Loop, alone, layout};
 
@@ -187,19 +187,6 @@ fn a_closed_stream_is_not_connected_even_when_its_place_is_taken() {
     }
     it.write(again, b"unharmed").unwrap();
     assert_eq!(it.until(|event| matches!(event, Event::Readable { token: Token(12) })).token(), Some(Token(12)));
-}
-
-trait EventToken {
-    fn token(&self) -> Option<Token>;
-}
-
-impl EventToken for Event<Incoming> {
-    fn token(&self) -> Option<Token> {
-        match self {
-            Self::Readable { token } | Self::Writable { token } | Self::Connected { token, .. } => Some(*token),
-            _ => None,
-        }
-    }
 }
 
 #[test]

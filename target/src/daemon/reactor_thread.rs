@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use godwit_memory::Layout;
 use godwit_rdma::Fabric;
-use godwit_reactor::{BackingFile, Event, Incoming, Listener, PollBudget, Uring, UringConfig};
+use godwit_reactor::{BackingFile, Incoming, Listener, PollBudget, Uring, UringConfig};
 
 use crate::backend::Store;
 use crate::offer::Order;
@@ -49,7 +49,7 @@ fn run(ring: &mut Uring, worker: &mut Worker<Uring>) -> std::io::Result<()> {
     while !worker.is_done() {
         ring.turn(&mut events)?;
         for event in events.drain(..) {
-            if is_of_fabric(&event) {
+            if event.token().is_some_and(Fabric::owns) {
                 fabric.on_event(ring, event);
             } else {
                 worker.on_event(ring, &mut fabric, event);
@@ -63,16 +63,4 @@ fn run(ring: &mut Uring, worker: &mut Worker<Uring>) -> std::io::Result<()> {
         worker.after_flush(ring, &mut fabric);
     }
     Ok(())
-}
-
-fn is_of_fabric<I>(event: &Event<I>) -> bool {
-    match event {
-        Event::Incoming { token, .. }
-        | Event::Connected { token, .. }
-        | Event::Readable { token }
-        | Event::Writable { token }
-        | Event::File { token, .. }
-        | Event::Timer { token } => Fabric::owns(*token),
-        Event::Woken => false,
-    }
 }

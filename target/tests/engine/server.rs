@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use godwit_memory::{ClassLayout, Layout};
 use godwit_nvme::{BlockSize, Nqn, Nsid};
 use godwit_rdma::{Completion, Fabric};
-use godwit_reactor::{Event, Listener, PollBudget, Uring, UringConfig, Waker};
+use godwit_reactor::{Listener, PollBudget, Uring, UringConfig, Waker};
 use godwit_target::backend::{OpenOptions, Source, Store};
 use godwit_target::{AllowedHosts, Limits, Namespace, Portal, Subsystem, Target, Worker};
 
@@ -152,16 +152,7 @@ fn run(reactor: &mut Delayed, worker: &mut Worker<Delayed>, interrupted: &Atomic
     while !worker.is_done() {
         reactor.turn(&mut events).unwrap();
         for event in events.drain(..) {
-            let token = match &event {
-                Event::Incoming { token, .. }
-                | Event::Connected { token, .. }
-                | Event::Readable { token }
-                | Event::Writable { token }
-                | Event::File { token, .. }
-                | Event::Timer { token } => Some(*token),
-                Event::Woken => None,
-            };
-            if token.is_some_and(Fabric::owns) {
+            if event.token().is_some_and(Fabric::owns) {
                 fabric.on_event(reactor, event);
             } else {
                 worker.on_event(reactor, &mut fabric, event);

@@ -12,7 +12,7 @@ use godwit_nvme::{
     PropertyOffset, Qid, QueueSize, Rkey, SglDescriptor, Sqe,
 };
 use godwit_rdma::{Access, Completion, Fabric, FpduSize, QpConfig, QpId, Transport, WorkId};
-use godwit_reactor::{Event, PollBudget, Reactor, Token, Uring, UringConfig};
+use godwit_reactor::{PollBudget, Reactor, Token, Uring, UringConfig};
 use uuid::Uuid;
 
 use crate::daemon::NQN;
@@ -244,16 +244,7 @@ impl BareHost {
         self.reactor.turn(&mut events).expect("the ring turns");
         self.reactor.cancel_timer(tick);
         for event in events {
-            let token = match &event {
-                Event::Incoming { token, .. }
-                | Event::Connected { token, .. }
-                | Event::Readable { token }
-                | Event::Writable { token }
-                | Event::File { token, .. }
-                | Event::Timer { token } => *token,
-                Event::Woken => continue,
-            };
-            if Fabric::owns(token) {
+            if event.token().is_some_and(Fabric::owns) {
                 self.fabric.on_event(&mut self.reactor, event);
             }
         }

@@ -11,7 +11,6 @@ use godwit_reactor::sim::{HostId, Sim, SimIncoming, World};
 use godwit_reactor::{Event, Reactor, Token};
 
 use super::load::Load;
-use super::token_of;
 
 /// The user's own timer.
 const PACE: Token = Token(1);
@@ -122,7 +121,7 @@ impl Thread {
         let Self { volume, fabric, .. } = self;
         let mut paced = false;
         for event in events.drain(..) {
-            match (token_of(&event), event) {
+            match (event.token(), event) {
                 (Some(PACE), _) => paced = true,
                 (Some(token), event) if Fabric::owns(token) => fabric.on_event(sim, event),
                 (_, Event::Timer { token }) => assert!(volume.on_timer(sim, fabric, token), "a timer is someone's"),

@@ -17,8 +17,8 @@ use godwit_initiator::host::{Endpoint, LossTimeout, Names, Resolver, Uncounted, 
 use godwit_memory::{ClassLayout, Layout};
 use godwit_nvme::{HostId, Nqn, Nsid, QueueSize};
 use godwit_rdma::{FpduSize, Transport};
+use godwit_reactor::Time;
 use godwit_reactor::sim::{Disk, HostId as SimHostId, Random, World};
-use godwit_reactor::{Event, Time, Token};
 
 use host::HostMachine;
 pub use journal::Journal;
@@ -307,17 +307,5 @@ impl Simulation {
 impl std::fmt::Debug for Simulation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Simulation").field("world", &self.world).field("tally", &self.tally()).finish_non_exhaustive()
-    }
-}
-
-fn token_of<I>(event: &Event<I>) -> Option<Token> {
-    match event {
-        Event::Incoming { token, .. }
-        | Event::Connected { token, .. }
-        | Event::Readable { token }
-        | Event::Writable { token }
-        | Event::File { token, .. }
-        | Event::Timer { token } => Some(*token),
-        Event::Woken => None,
     }
 }

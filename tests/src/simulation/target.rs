@@ -14,7 +14,6 @@ use godwit_target::{AllowedHosts, Limits, Namespace, Portal, Subsystem, Target, 
 use uuid::Uuid;
 
 use super::model::BLOCK_BYTES;
-use super::token_of;
 
 /// The volume's subsystem.
 pub(super) const SUBSYSTEM: &str = "nqn.2026-11.org.example:simulated";
@@ -163,7 +162,7 @@ impl Thread {
     fn turn(&mut self, sim: &mut Sim, events: &mut Vec<Event<SimIncoming>>) {
         let Self { worker, fabric, .. } = self;
         for event in events.drain(..) {
-            if token_of(&event).is_some_and(Fabric::owns) {
+            if event.token().is_some_and(Fabric::owns) {
                 fabric.on_event(sim, event);
             } else {
                 worker.on_event(sim, fabric, event);
