@@ -13,7 +13,7 @@ use crate::daemon::wait_for;
 pub const PATH: &str = "/dev/vda";
 
 /// Where the bytes of a disk are.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Drive {
     /// In a file that is made empty and goes with the guest. Nothing is made durable.
     Scratch {

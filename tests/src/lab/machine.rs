@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -11,7 +12,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Failure, Forwarded, Guest, INSIDE, Kernel, PASSED, STARTED, modprobe, script, tail};
+use serde_json::Value;
+
+use super::{Failure, Forwarded, Guest, INSIDE, Kernel, PASSED, STARTED, kernel_log, modprobe, script, tail};
 use crate::daemon::wait_for;
 use crate::tools::{has, is_root, run as run_to_end};
 
@@ -23,6 +26,27 @@ const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 oops=panic nokaslr 
                                 randomize_kstack_offset=off lsm= audit=0";
 
 const QEMU: &str = "qemu-system-x86_64";
+
+/// What the guest is to run; it takes the file away.
+const COMMAND: &str = "command";
+
+/// The status that it ended with.
+const STATUS: &str = "status";
+
+/// The kernel's log since the command before it ended.
+const KERNEL_LOG: &str = "dmesg";
+
+/// What a guest leaves in the shared folder when it is ready for another command.
+const WAITING: &str = "waiting";
+
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Where QEMU listens to the driver, in the folder.
+const MONITOR: &str = "monitor";
+
+/// How long it may take to answer.
+const MONITOR_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a guest ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +121,7 @@ struct Machine {
     hold: Option<ChildStdin>,
     output: Receiver<Vec<u8>>,
     folder: PathBuf,
+    monitor: Option<BufReader<UnixStream>>,
 }
 
 impl Machine {
@@ -104,13 +129,13 @@ impl Machine {
         let folder = tempfile::Builder::new().prefix("godwit-lab-").tempdir()?;
         fs::copy(script("guest"), folder.path().join("guest"))?;
         let kernel = quoted(&image.folder.display().to_string());
-        let systemd = if guest.systemd { "1" } else { "" };
-        fs::write(folder.path().join("environment"), format!("KERNEL={kernel}\nSYSTEMD={systemd}\n"))?;
+        let [systemd, shared] = [guest.systemd, guest.shared].map(|is_so| if is_so { "1" } else { "" });
+        fs::write(folder.path().join("environment"), format!("KERNEL={kernel}\nSYSTEMD={systemd}\nSHARED={shared}\n"))?;
         fs::create_dir(folder.path().join("systemd"))?;
         for unit in ["lab.target", "lab.service"] {
             fs::copy(script("systemd").join(unit), folder.path().join("systemd").join(unit))?;
         }
-        fs::write(folder.path().join("command"), shell_script(command)?)?;
+        fs::write(folder.path().join(COMMAND), shell_script(command)?)?;
         if let Some(drive) = &guest.drive {
             drive.prepare(folder.path())?;
         }
@@ -130,17 +155,74 @@ impl Machine {
                 }
             });
         }
-        Ok(Self { keeper, hold, output, folder: folder.keep() })
+        Ok(Self { keeper, hold, output, folder: folder.keep(), monitor: None })
     }
 
-    /// Prints what comes out, line by line, until it ends; all of it, and whether it ended before the deadline.
+    /// Gives a guest that waits for it another command.
+    fn give(&mut self, command: &[&str]) -> std::io::Result<()> {
+        for name in [WAITING, STATUS, KERNEL_LOG, STARTED, PASSED] {
+            match fs::remove_file(self.folder.join(name)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        // The guest takes it as soon as it is there, so it is there as a whole.
+        let whole = self.folder.join("next");
+        fs::write(&whole, shell_script(command)?)?;
+        fs::rename(whole, self.folder.join(COMMAND))?;
+        self.tell_qemu("cont")
+    }
+
+    /// Stops the guest's time: it costs nothing then, where an idle one is still emulated.
+    fn freeze(&mut self) -> std::io::Result<()> {
+        self.tell_qemu("stop")
+    }
+
+    /// Has QEMU execute a command of its machine protocol, QMP.
+    fn tell_qemu(&mut self, command: &str) -> std::io::Result<()> {
+        let commands = if self.monitor.is_none() { &["qmp_capabilities", command][..] } else { &[command] };
+        let mut monitor = match self.monitor.take() {
+            Some(monitor) => monitor,
+            None => BufReader::new(UnixStream::connect(self.folder.join(MONITOR))?),
+        };
+        monitor.get_ref().set_read_timeout(Some(MONITOR_PATIENCE))?;
+        for command in commands {
+            writeln!(monitor.get_ref(), r#"{{"execute": "{command}"}}"#)?;
+            // Its greeting, and events, come in between.
+            loop {
+                let mut line = String::new();
+                if monitor.read_line(&mut line)? == 0 {
+                    return Err(ErrorKind::UnexpectedEof.into());
+                }
+                let answer: Value = serde_json::from_str(&line)?;
+                if let Some(error) = answer.get("error") {
+                    return Err(std::io::Error::other(format!("{command}: {error}")));
+                }
+                if answer.get("return").is_some() {
+                    break;
+                }
+            }
+        }
+        self.monitor = Some(monitor);
+        Ok(())
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.folder.join(WAITING).exists()
+    }
+
+    /// Prints what comes out, line by line, until the guest ends or waits; all of it, and whether that was before the deadline.
     fn relay(&self, deadline: Instant) -> (String, bool) {
         let (mut output, mut printed) = (Vec::new(), 0);
         let ended = loop {
-            match self.output.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.output.recv_timeout(left.min(LOOK)) {
                 Ok(chunk) => output.extend(chunk),
                 Err(RecvTimeoutError::Disconnected) => break true,
-                Err(RecvTimeoutError::Timeout) => break false,
+                // What the command printed was on its way before the guest waited.
+                Err(RecvTimeoutError::Timeout) if self.is_waiting() => break true,
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => break false,
+                Err(RecvTimeoutError::Timeout) => {}
             }
             let complete = output.iter().rposition(|&byte| byte == b'\n').map_or(printed, |end| end + 1);
             print_lines(&output[printed..complete]);
@@ -220,25 +302,47 @@ impl Running {
     }
 }
 
+/// The guests that wait for another command. As all of them, they end with this process.
+static SHARED: Mutex<Vec<(Guest, Machine)>> = Mutex::new(Vec::new());
+
+/// One that is as it is to be, which this test has for itself now.
+fn take_shared(guest: &Guest) -> Option<Machine> {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let index = shared.iter().position(|(kind, _)| kind == guest)?;
+    Some(shared.swap_remove(index).1)
+}
+
 /// See [`Guest::run`].
 pub(super) fn run(guest: &Guest, command: &[&str]) -> Result<Run, Failure> {
-    let machine = boot(guest, command)?;
+    let mut machine = match take_shared(guest) {
+        Some(mut machine) => {
+            println!("in a guest that has run something before");
+            machine.give(command).map_err(|error| Failure::Unavailable(error.to_string()))?;
+            machine
+        }
+        None => boot(guest, command)?,
+    };
     let deadline = Instant::now() + guest.limit;
     let (output, in_time) = machine.relay(deadline);
-    let ended = match machine.file("status").and_then(|status| status.trim().parse().ok()) {
+    let ended = match machine.file(STATUS).and_then(|status| status.trim().parse().ok()) {
         Some(status) => Ended::Exited(status),
         None if in_time => Ended::Died,
         None => Ended::TimedOut,
     };
-    Ok(Run {
+    let run = Run {
         ended,
         output,
         console: machine.console(),
-        kernel_log: machine.file("dmesg").unwrap_or_default(),
+        kernel_log: machine.file(KERNEL_LOG).unwrap_or_default(),
         journal: machine.file("journal").unwrap_or_default(),
         started: machine.folder.join(STARTED).exists(),
         passed: machine.folder.join(PASSED).exists(),
-    })
+    };
+    // Nobody knows in what state a failure leaves it.
+    if ended == Ended::Exited(0) && machine.is_waiting() && kernel_log::complaint(&run.kernel_log).is_none() && machine.freeze().is_ok() {
+        SHARED.lock().unwrap_or_else(PoisonError::into_inner).push((guest.clone(), machine));
+    }
+    Ok(run)
 }
 
 /// So that nobody takes the verdict of the test program in the guest for that of ours.
@@ -251,10 +355,11 @@ fn print_lines(lines: &[u8]) {
 fn qemu_arguments(guest: &Guest, image: &Image, folder: &Path) -> Vec<String> {
     let mut arguments = Vec::new();
     let mut add = |words: &[&str]| arguments.extend(words.iter().map(|&word| word.to_owned()));
-    // Emulation everywhere: where there is KVM at all it is nested, and does not run every kernel.
+    // Emulation everywhere: where there is KVM at all it is nested, and does not run every kernel. One thread for both processors: two now and then execute an
+    // instruction that the kernel has just patched as it was in the middle of that, an Oops, and cost more together than one.
     add(&[
         "-accel",
-        "tcg,thread=multi",
+        "tcg,thread=single",
         "-cpu",
         "max",
         "-M",
@@ -268,6 +373,9 @@ fn qemu_arguments(guest: &Guest, image: &Image, folder: &Path) -> Vec<String> {
     add(&["-kernel", &image.vmlinux.display().to_string(), "-initrd", &image.initrd.display().to_string()]);
     add(&["-append", &format!("{KERNEL_ARGUMENTS} {}", guest.kernel_arguments)]);
     add(&["-chardev", &format!("file,id=console,path={}", option(&folder.join("console"))), "-serial", "chardev:console"]);
+    if guest.shared {
+        add(&["-qmp", &format!("unix:{},server=on,wait=off", option(&folder.join(MONITOR)))]);
+    }
     // Descriptor 3 is where the keeper has our end. The chardev `stdio` would drop everything once its input has ended.
     add(&["-add-fd", "fd=3,set=1", "-chardev", "file,id=output,path=/dev/fdset/1,append=on"]);
     add(&["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=output,name=output", "-device", "virtio-rng-pci"]);

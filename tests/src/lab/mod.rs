@@ -14,7 +14,8 @@
 //! }
 //! ```
 //!
-//! It fails when the body fails, when the guest dies or takes too long, and when its kernel complains ([`kernel_log`]).
+//! It fails when the body fails, when the guest dies or takes too long, and when its kernel complains ([`kernel_log`]). A guest that is [`shared`](Guest::shared)
+//! stays for other cases when all has gone well.
 
 pub mod attached;
 pub mod bare_host;
@@ -86,20 +87,21 @@ impl Kernel {
 }
 
 /// A TCP port of this machine's loopback that leads to one of a guest.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Forwarded {
     here: u16,
     there: u16,
 }
 
 /// A guest to be.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guest {
     kernel: Kernel,
     device: Option<Device>,
     limit: Duration,
     kernel_arguments: String,
     systemd: bool,
+    shared: bool,
     memory_mib: u32,
     processors: u32,
     drive: Option<Drive>,
@@ -116,6 +118,7 @@ impl Default for Guest {
             limit: Duration::from_secs(900),
             kernel_arguments: String::new(),
             systemd: false,
+            shared: false,
             memory_mib: MEMORY_MIB,
             processors: PROCESSORS,
             drive: None,
@@ -146,6 +149,12 @@ impl Guest {
     #[must_use]
     pub fn kernel_arguments(self, arguments: &str) -> Self {
         Self { kernel_arguments: arguments.to_owned(), ..self }
+    }
+
+    /// A guest of several cases, one after the other, each of which leaves it as it found it. To boot one takes as long as many a case.
+    #[must_use]
+    pub fn shared(self) -> Self {
+        Self { shared: true, ..self }
     }
 
     /// Another size of memory than 2 GiB.

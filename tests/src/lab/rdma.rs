@@ -37,12 +37,15 @@ impl Device {
         }
     }
 
-    /// Makes the device, with [`V4`] and [`V6`], and waits until it can be used.
+    /// Makes the device, with [`V4`] and [`V6`], and waits until it can be used. A case that had the guest before may have done so.
     ///
     /// # Panics
     ///
     /// When it does not come up.
     pub fn bring_up(self) {
+        if self.port().exists() {
+            return;
+        }
         // siw takes its CRC from whoever has it; nothing asks for these two by name.
         let (modules, mtu) = match self {
             Self::Siw => (["siw", "crc32c_generic", "libcrc32c"], "1500"),

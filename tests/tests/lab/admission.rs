@@ -23,7 +23,7 @@ const UUID: &str = "0a1b2c3d-0000-4000-8000-000000000001";
 const OTHER_UUID: &str = "0a1b2c3d-0000-4000-8000-000000000002";
 
 fn siw() -> Guest {
-    Guest::with(Device::Siw)
+    Guest::with(Device::Siw).shared()
 }
 
 fn start(folder: &Path, offers: &[Offer]) -> Target {

@@ -36,7 +36,7 @@ fn is_free(name: &str) -> bool {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn a_volume_is_a_disk_of_the_kernels() {
-    in_guest(&Guest::default(), || {
+    in_guest(&Guest::default().shared(), || {
         let folder = tempfile::tempdir().unwrap();
         let mount_point = folder.path().join("mount");
         fs::create_dir(&mount_point).unwrap();
@@ -200,7 +200,7 @@ fn synced_writes_while(folder: &Path, events: impl FnOnce()) {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn a_mounted_file_system_outlives_both_daemons() {
-    in_guest(&Guest::default().limit(Duration::from_secs(600)), || {
+    in_guest(&Guest::default().shared(), || {
         let folder = tempfile::tempdir().unwrap();
         let mount_point = folder.path().join("mount");
         fs::create_dir(&mount_point).unwrap();
@@ -248,7 +248,7 @@ fn a_mounted_file_system_outlives_both_daemons() {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn a_volume_that_is_given_up_leaves_its_device_free() {
-    in_guest(&Guest::default(), || {
+    in_guest(&Guest::default().shared(), || {
         let folder = tempfile::tempdir().unwrap();
         let mount_point = folder.path().join("mount");
         fs::create_dir(&mount_point).unwrap();

@@ -25,7 +25,7 @@ const MIB: u32 = 16;
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn linux_host_may_ask_for_anything() {
-    in_guest(&Guest::with(Device::Siw), || {
+    in_guest(&Guest::with(Device::Siw).shared(), || {
         // nvme-cli takes the memory of long commands from there.
         fs::write("/proc/sys/vm/nr_hugepages", "20").unwrap();
         let folder = tempfile::tempdir().unwrap();

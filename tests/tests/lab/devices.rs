@@ -459,13 +459,13 @@ fn killed() {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn either_side_is_killed_and_the_other_goes_on_on_siw() {
-    in_guest(&Guest::with(Device::Siw), killed);
+    in_guest(&Guest::with(Device::Siw).shared(), killed);
 }
 
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn either_side_is_killed_and_the_other_goes_on_on_rxe() {
-    in_guest(&Guest::with(Device::Rxe), killed);
+    in_guest(&Guest::with(Device::Rxe).shared(), killed);
 }
 
 /// What became of a crowd of connections.
@@ -583,7 +583,7 @@ fn a_crowd_leaves_nothing_behind_on_rxe() {
     if std::env::var_os(CROWD).is_some() {
         crowd(at(4420), 200);
     }
-    in_guest(&Guest::with(Device::Rxe), crowds);
+    in_guest(&Guest::with(Device::Rxe).shared(), crowds);
 }
 
 /// The completion queue of a reactor on iWARP is as large as it ever will be, and each queue sets entries aside: what is too much is refused, on both ends for
@@ -631,13 +631,13 @@ fn full() {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn what_a_completion_queue_has_no_room_for_is_refused_on_siw() {
-    in_guest(&Guest::with(Device::Siw), full);
+    in_guest(&Guest::with(Device::Siw).shared(), full);
 }
 
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn daemons_on_an_idle_device_use_next_to_nothing() {
-    in_guest(&Guest::with(Device::Siw), || {
+    in_guest(&Guest::with(Device::Siw).shared(), || {
         const WATCH_SECONDS: u32 = 15;
         let watch = Duration::from_secs(WATCH_SECONDS.into());
         let world = World::new();

@@ -17,7 +17,7 @@ const SUBSYSTEMS: usize = 100;
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn linux_host_discovers_what_it_may_use_and_nothing_else() {
-    in_guest(&Guest::with(Device::Siw), || {
+    in_guest(&Guest::with(Device::Siw).shared(), || {
         let folder = tempfile::tempdir().unwrap();
         let (host, stranger) = (Host::numbered(1), Host::numbered(2));
         let names: BTreeSet<_> = (0..SUBSYSTEMS).map(|number| format!("{NQN}{number}")).collect();

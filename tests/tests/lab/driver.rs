@@ -75,6 +75,34 @@ fn a_complaint_of_the_kernel_fails_the_case() {
     assert!(matches!(&failure, Failure::KernelComplained(lines) if lines.contains("Call Trace")), "{failure}");
 }
 
+/// And only if all went well in it, and nothing of the command before is there but what it wrote.
+#[test]
+#[ignore = "needs root and QEMU: make lab"]
+fn a_shared_guest_takes_another_command() {
+    // No other case has one like this.
+    let guest = Guest::default().memory(1024).shared();
+    let run = |script: &str| {
+        let run = guest.run(&["bash", "-c", script]).unwrap();
+        (run.ended, run.output, run.kernel_log)
+    };
+    let look = "cat /run/times; echo once more >>/run/times; exec >/dev/null; ";
+    let (ended, output, log) = run(&format!("{look} echo of the first >/dev/kmsg"));
+    assert_eq!((ended, output.as_str()), (Ended::Exited(0), "cat: /run/times: No such file or directory\n"));
+    assert!(log.contains("of the first"), "{log}");
+
+    let (ended, output, log) = run(&format!("{look} echo of the second >/dev/kmsg; exit 1"));
+    assert_eq!((ended, output.as_str()), (Ended::Exited(1), "once more\n"));
+    assert!(log.contains("of the second") && !log.contains("of the first"), "{log}");
+
+    // That was the end of that one.
+    let (_, output, _) = run(look);
+    assert_eq!(output, "cat: /run/times: No such file or directory\n");
+    let (_, output, _) = run("cat /run/times; sleep 1000 &");
+    assert_eq!(output, "once more\n");
+    let (_, output, _) = run(look);
+    assert_eq!(output, "cat: /run/times: No such file or directory\n");
+}
+
 /// Once: who crashes a guest must not get another one.
 #[test]
 #[ignore = "needs root and QEMU: make lab"]

@@ -20,7 +20,7 @@ const WRITE_FAULT: &str = "0x4280";
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn a_flush_that_failed_fails_for_everyone_until_the_target_starts_again() {
-    in_guest(&Guest::with(Device::Siw), a_failed_flush_is_sticky);
+    in_guest(&Guest::with(Device::Siw).shared(), a_failed_flush_is_sticky);
 }
 
 fn a_failed_flush_is_sticky() {

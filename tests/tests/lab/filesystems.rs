@@ -21,13 +21,13 @@ const VOLUME_MIB: u32 = 400;
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn ext4_keeps_its_files_on_our_iwarp_target() {
-    in_guest(&Guest::with(Device::Siw), || keeps_its_files(Kind::Ext4));
+    in_guest(&Guest::with(Device::Siw).shared(), || keeps_its_files(Kind::Ext4));
 }
 
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn xfs_keeps_its_files_on_our_iwarp_target() {
-    in_guest(&Guest::with(Device::Siw), || keeps_its_files(Kind::Xfs));
+    in_guest(&Guest::with(Device::Siw).shared(), || keeps_its_files(Kind::Xfs));
 }
 
 fn keeps_its_files(kind: Kind) {

@@ -6,11 +6,11 @@ use godwit_tests::lab::{Guest, Kernel, in_guest};
 use crate::cells::{Provider, linux_host, linux_target, ours, smoke_of_linux_host, smoke_of_linux_target};
 
 fn siw() -> Guest {
-    Guest::with(Device::Siw)
+    Guest::with(Device::Siw).shared()
 }
 
 fn rxe() -> Guest {
-    Guest::with(Device::Rxe)
+    Guest::with(Device::Rxe).shared()
 }
 
 #[test]

@@ -76,23 +76,23 @@ suite::operations!(run_all);
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn every_operation_works_on_rxe() {
-    in_guest(&Guest::with(Device::Rxe), run_all::<Devices<true, true>>);
+    in_guest(&Guest::with(Device::Rxe).shared(), run_all::<Devices<true, true>>);
 }
 
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn every_operation_works_on_siw() {
-    in_guest(&Guest::with(Device::Siw), run_all::<Devices<true, true>>);
+    in_guest(&Guest::with(Device::Siw).shared(), run_all::<Devices<true, true>>);
 }
 
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn every_operation_works_from_our_iwarp_to_siw() {
-    in_guest(&Guest::with(Device::Siw), run_all::<Devices<false, true>>);
+    in_guest(&Guest::with(Device::Siw).shared(), run_all::<Devices<false, true>>);
 }
 
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn every_operation_works_from_siw_to_our_iwarp() {
-    in_guest(&Guest::with(Device::Siw), run_all::<Devices<true, false>>);
+    in_guest(&Guest::with(Device::Siw).shared(), run_all::<Devices<true, false>>);
 }

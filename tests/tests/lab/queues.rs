@@ -44,7 +44,7 @@ fn accepted_depth(target: &Target) -> u32 {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn linux_host_gets_the_queues_that_it_asks_for() {
-    in_guest(&Guest::with(Device::Siw), || {
+    in_guest(&Guest::with(Device::Siw).shared(), || {
         let folder = tempfile::tempdir().unwrap();
         let host = Host::numbered(1);
         let mut target = offers::start(folder.path(), Provider::Iwarp, address(), &[Offer::new(NQN).with(16, "block_size: 4096")]);
@@ -86,7 +86,7 @@ fn linux_host_gets_the_queues_that_it_asks_for() {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn idle_linux_hosts_stay_whatever_their_keep_alive_timeout() {
-    in_guest(&Guest::with(Device::Siw), || {
+    in_guest(&Guest::with(Device::Siw).shared(), || {
         let folder = tempfile::tempdir().unwrap();
         let host = Host::numbered(1);
         // Linux says that with 0 it sends no Keep Alive, and then takes what it takes by itself, 5 s. See the last step for a host without any.
@@ -150,7 +150,7 @@ fn quiet(target: &Target) {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn our_iwarp_target_and_initiator_meet_linux_by_ipv6() {
-    in_guest(&Guest::with(Device::Siw), || {
+    in_guest(&Guest::with(Device::Siw).shared(), || {
         linux_host_by_ipv6(Provider::Iwarp);
         let linux = LinuxTarget::start(v6(), &Backing::RamDisk(16));
         our_initiator_by_ipv6(Provider::Iwarp);
@@ -161,7 +161,7 @@ fn our_iwarp_target_and_initiator_meet_linux_by_ipv6() {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn our_rdma_target_and_initiator_meet_linux_by_ipv6() {
-    in_guest(&Guest::with(Device::Rxe), || {
+    in_guest(&Guest::with(Device::Rxe).shared(), || {
         linux_host_by_ipv6(Provider::Rdma);
         let linux = LinuxTarget::start(v6(), &Backing::RamDisk(16));
         our_initiator_by_ipv6(Provider::Rdma);

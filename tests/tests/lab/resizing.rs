@@ -84,7 +84,7 @@ fn mib(disk: &Disk) -> u64 {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn a_mounted_volume_of_ours_grows() {
-    in_guest(&Guest::default(), || {
+    in_guest(&Guest::default().shared(), || {
         let mount_point = tempfile::tempdir().unwrap();
         let mut world = Changing::start(SocketAddr::from(([127, 0, 0, 1], free_port())), &[(1, 24)]);
         let mut attached = Attached::start(&world.target.url(), &[]);
@@ -132,7 +132,7 @@ fn a_mounted_volume_of_ours_grows() {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn linux_sees_namespaces_grow_come_and_go_on_siw() {
-    in_guest(&Guest::with(Device::Siw), || {
+    in_guest(&Guest::with(Device::Siw).shared(), || {
         let mut world = Changing::start(address(), &[(1, 64)]);
         let controller = Host::numbered(1).connect(address(), NQN, &[]);
         let association = controller.attribute("cntlid");

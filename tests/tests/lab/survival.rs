@@ -30,7 +30,7 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn siw() -> Guest {
-    Guest::with(Device::Siw)
+    Guest::with(Device::Siw).shared()
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn a_mounted_file_system_outlives_our_killed_iwarp_target() {
 #[test]
 #[ignore = "needs root and QEMU: make lab"]
 fn a_mounted_file_system_outlives_our_killed_rdma_target_on_rxe() {
-    in_guest(&Guest::with(Device::Rxe), || outlives_its_target(Provider::Rdma, 2));
+    in_guest(&Guest::with(Device::Rxe).shared(), || outlives_its_target(Provider::Rdma, 2));
 }
 
 #[test]
