@@ -7,8 +7,6 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use nix::sys::mman::{MmapAdvise, madvise};
-
 use crate::mapping::Mapping;
 
 /// Bytes of a page; every buffer starts on a multiple of it.
@@ -128,9 +126,6 @@ impl Pool {
         let bytes = layout.total_bytes();
         let mapped_bytes = NonZeroUsize::new(bytes).ok_or(PoolError::Layout)?;
         let memory = Mapping::new(mapped_bytes).map_err(|source| PoolError::Map { bytes, source })?;
-        // Large pages are a wish; without them the pool works as well.
-        // SAFETY: the range is the mapping made above.
-        let _ = unsafe { madvise(memory.base().cast(), bytes, MmapAdvise::MADV_HUGEPAGE) };
         let mut first_offset = 0;
         let mut classes = Vec::with_capacity(layout.classes.len());
         for class in &layout.classes {
