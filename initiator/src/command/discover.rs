@@ -39,7 +39,8 @@ pub(super) fn offered(endpoint: Endpoint, names: Names) -> Result<Vec<String>, S
 }
 
 fn discover(endpoint: Endpoint, names: Names) -> Result<DiscoveryLog, String> {
-    let config = UringConfig { pool: Layout::of_total(Layout::MINIMUM_BYTES), poll: PollBudget::default() };
+    let config =
+        UringConfig { pool: Layout::of_total(Layout::MINIMUM_BYTES), poll: PollBudget(godwit_config::PollBudget::default().duration()) };
     let mut reactor = Uring::new(&config).map_err(|error| error.to_string())?;
     let mut fabric = Fabric::new();
     let settings = DiscoverySettings { endpoint, names };

@@ -5,9 +5,8 @@
 //! Streams are read and written by plain non-blocking calls, which at depth 1 beats a submission per message. A stream that ran dry is *hot*: each
 //! turn offers it for another try. Once no stream made progress for the [`PollBudget`], the hot ones are armed in the ring (`POLL_ADD`, one shot,
 //! which looks at the socket when armed, so nothing is missed) and the thread sleeps in `io_uring_enter`. A busy stream therefore costs no ring
-//! operation, an idle one no processor time. Between fruitless turns the thread yields, for it may share its core with its peer. A yield that takes
-//! long shows that others want the core for work of their own: then the thread sleeps at once for a while instead of spinning, since the scheduler
-//! prefers who wakes up to who has been running all the time.
+//! operation, an idle one no processor time. Between fruitless turns the thread yields, for it may share its core with its peer; where
+//! others want the core for work of their own it sleeps at once instead of spinning (see [`crowding`]).
 //!
 //! # Why file buffers are safe
 //!
@@ -15,6 +14,7 @@
 //! moves it out. A ring that is dropped waits for what is in flight, and if that does not end, leaks table and buffers rather than freeing memory
 //! that the kernel may write to.
 
+mod crowding;
 mod files;
 mod setup;
 mod streams;
@@ -33,6 +33,7 @@ use nix::time::ClockId;
 
 use crate::timers::Timers;
 use crate::{Event, FileDone, FileId, FileOp, ListenerId, Peer, Reactor, StreamId, Time, TimerId, Token, WatchId};
+use crowding::Crowding;
 pub use files::BackingFile;
 use files::Files;
 pub use setup::SetupError;
@@ -43,14 +44,6 @@ use watches::Watches;
 /// For how long a thread keeps looking for work after the last progress, before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollBudget(pub Duration);
-
-impl Default for PollBudget {
-    /// 50 microseconds; nothing on a machine with one processor, where spinning only keeps the peer from running.
-    fn default() -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self(if processors > 1 { Duration::from_micros(50) } else { Duration::ZERO })
-    }
-}
 
 /// What a [`Uring`] is made of.
 #[derive(Clone, Debug)]
@@ -94,17 +87,8 @@ pub struct Uring {
     progress: bool,
     /// The next turn is not to sleep.
     stay_awake: bool,
-    /// Until when the core is taken to be wanted by others, and for how long it was the last time.
-    spins_again: Time,
-    sleeps_for: Duration,
+    crowding: Crowding,
 }
-
-/// A yield that takes longer than this gave the core to someone who has much to do.
-const CROWDED: Duration = Duration::from_micros(500);
-
-/// For how long a thread that found its core crowded sleeps rather than spins; twice as long each time, up to the second figure.
-const LEAST_WITHOUT_SPINNING: Duration = Duration::from_millis(20);
-const MOST_WITHOUT_SPINNING: Duration = Duration::from_secs(1);
 
 /// What a completion entry is about: the top bits of its user data.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -173,8 +157,7 @@ impl Uring {
             last_progress: Time::default(),
             progress: false,
             stay_awake: false,
-            spins_again: Time::default(),
-            sleeps_for: Duration::ZERO,
+            crowding: Crowding::default(),
         })
     }
 
@@ -225,7 +208,7 @@ impl Uring {
 
     /// Whether it is time to look for work rather than to sleep.
     fn spins(&self) -> bool {
-        self.now.since(self.last_progress) < self.poll && self.now >= self.spins_again
+        self.now.since(self.last_progress) < self.poll && !self.crowding.is_crowded(self.now)
     }
 
     /// Lets others on this core run; also runs the ring's task work, as any system call does.
@@ -233,12 +216,7 @@ impl Uring {
         std::thread::yield_now();
         let before = self.now;
         self.read_clock();
-        if self.now.since(before) > CROWDED {
-            self.sleeps_for = (self.sleeps_for * 2).clamp(LEAST_WITHOUT_SPINNING, MOST_WITHOUT_SPINNING);
-            self.spins_again = self.now + self.sleeps_for;
-        } else if self.now.since(self.spins_again) > MOST_WITHOUT_SPINNING {
-            self.sleeps_for = Duration::ZERO;
-        }
+        self.crowding.yielded(before, self.now);
     }
 
     fn read_clock(&mut self) {

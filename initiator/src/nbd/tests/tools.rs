@@ -4,6 +4,7 @@ use std::os::unix::net::UnixListener;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use godwit_memory::Layout;
 use godwit_rdma::Fabric;
@@ -29,7 +30,7 @@ impl Server {
         let (sender, receiver) = std::sync::mpsc::channel();
         let stopping = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let mut reactor = Uring::new(&UringConfig { pool: Layout::of_total(0), poll: PollBudget::default() }).unwrap();
+            let mut reactor = Uring::new(&UringConfig { pool: Layout::of_total(0), poll: PollBudget(Duration::from_micros(50)) }).unwrap();
             sender.send(reactor.waker()).unwrap();
             serve(&mut reactor, listener, ends, &stopping)
         });

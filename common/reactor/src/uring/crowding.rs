@@ -1,0 +1,115 @@
+//! Whether others want the core of a thread that spins, for work of their own.
+//!
+//! Such a thread yields between its turns. A yield that takes long gave the core to someone who has much to do. One alone shows nothing: somebody passed, or the
+//! hypervisor took the core. But where they come one after the other the thread had better sleep at once when it has nothing to do, since the scheduler
+//! prefers who wakes up to who has been running all the time. After a while it looks again.
+
+use std::time::Duration;
+
+use crate::Time;
+
+/// A yield that takes longer than this is a long one.
+const LONG: Duration = Duration::from_micros(500);
+
+/// The core is crowded when a long yield comes before we have had the core for so many times as long.
+const RATIO: u32 = 4;
+
+/// For how long a thread that found its core crowded sleeps rather than spins; twice as long each time, up to the second figure.
+const LEAST_WITHOUT_SPINNING: Duration = Duration::from_millis(20);
+const MOST_WITHOUT_SPINNING: Duration = Duration::from_secs(1);
+
+/// What a thread knows of its core.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Crowding {
+    /// When the last long yield ended.
+    gave_way: Time,
+    /// Until when the core is taken to be wanted by others, and for how long it was the last time.
+    until: Time,
+    sleeps_for: Duration,
+}
+
+impl Crowding {
+    /// Whether the core is taken to be wanted by others.
+    pub(super) fn is_crowded(&self, now: Time) -> bool {
+        now < self.until
+    }
+
+    /// A yield has ended.
+    pub(super) fn yielded(&mut self, began: Time, ended: Time) {
+        let taken = ended.since(began);
+        if taken > LONG {
+            if began.since(self.gave_way) < taken * RATIO {
+                self.sleeps_for = (self.sleeps_for * 2).clamp(LEAST_WITHOUT_SPINNING, MOST_WITHOUT_SPINNING);
+                self.until = ended + self.sleeps_for;
+            }
+            self.gave_way = ended;
+        } else if ended.since(self.until) > MOST_WITHOUT_SPINNING {
+            self.sleeps_for = Duration::ZERO;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_micros(10);
+    const SLICE: Duration = Duration::from_millis(3);
+
+    /// A core that has been ours alone for a minute.
+    fn at_peace() -> (Crowding, Time) {
+        (Crowding::default(), Time::default() + Duration::from_secs(60))
+    }
+
+    /// Has the core for a time, yields it for another; when that has ended.
+    fn pass(crowding: &mut Crowding, at: Time, ours: Duration, theirs: Duration) -> Time {
+        let began = at + ours;
+        crowding.yielded(began, began + theirs);
+        began + theirs
+    }
+
+    #[test]
+    fn one_who_takes_a_slice_for_each_of_ours_crowds_the_core() {
+        let (mut crowding, at) = at_peace();
+        let at = pass(&mut crowding, at, SHORT, SLICE);
+        assert!(!crowding.is_crowded(at));
+        let at = pass(&mut crowding, at, SHORT, SLICE);
+        assert!(crowding.is_crowded(at) && crowding.is_crowded(at + LEAST_WITHOUT_SPINNING / 2));
+        assert!(!crowding.is_crowded(at + LEAST_WITHOUT_SPINNING));
+    }
+
+    #[test]
+    fn one_who_passes_now_and_then_does_not() {
+        let (mut crowding, mut at) = at_peace();
+        for _ in 0..1000 {
+            at = pass(&mut crowding, at, SLICE * RATIO, SLICE);
+            assert!(!crowding.is_crowded(at));
+        }
+    }
+
+    #[test]
+    fn peers_that_yield_in_their_turn_do_not() {
+        let (mut crowding, mut at) = at_peace();
+        for _ in 0..1000 {
+            at = pass(&mut crowding, at, SHORT, SHORT);
+            assert!(!crowding.is_crowded(at));
+        }
+    }
+
+    #[test]
+    fn who_stays_is_left_alone_for_longer_and_longer_and_forgotten_when_gone() {
+        let (mut crowding, mut at) = at_peace();
+        at = pass(&mut crowding, at, SHORT, SLICE);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            at = pass(&mut crowding, at, SHORT, SLICE);
+            pauses.push(crowding.until.since(at).as_millis());
+        }
+        assert_eq!(pauses, [20, 40, 80, 160, 320, 640, 1000, 1000]);
+        let gone = crowding.until;
+        at = pass(&mut crowding, gone, MOST_WITHOUT_SPINNING * 2, SHORT);
+        at = pass(&mut crowding, at, SHORT, SLICE);
+        at = pass(&mut crowding, at, SHORT, SLICE);
+        assert_eq!(crowding.until.since(at), LEAST_WITHOUT_SPINNING);
+    }
+}
