@@ -2,6 +2,7 @@
 
 mod queue_pair;
 mod regions;
+mod stream_buffers;
 mod transmit;
 mod work;
 
@@ -16,6 +17,7 @@ use slab::Slab;
 
 use crate::{Access, Completion, QpConfig, QpId, Remote, Rkey, WorkId};
 use queue_pair::{CLOSE_TIMEOUT, QueuePair, REPLY_TIMEOUT, REQUEST_TIMEOUT, Step};
+use stream_buffers::StreamBuffers;
 
 /// Completions that a queue pair may report before the next one has its turn.
 const TURN: usize = 64;
@@ -44,6 +46,7 @@ pub(crate) struct Soft {
     stalled: Vec<QpId>,
     /// Completions of the first ready queue pair in its current turn.
     reported: usize,
+    buffers: StreamBuffers,
 }
 
 const OWNED: u64 = 1 << 63;
@@ -60,9 +63,13 @@ fn id(Token(token): Token) -> QpId {
     QpId { index: token as u32, generation: (token >> 32) as u32 & GENERATION_MASK }
 }
 
+fn entry(qps: &mut Slab<Entry>, id: QpId) -> Option<&mut Entry> {
+    qps.get_mut(id.index as usize).filter(|entry| entry.generation == id.generation)
+}
+
 impl Soft {
     fn entry(&mut self, id: QpId) -> Option<&mut Entry> {
-        self.qps.get_mut(id.index as usize).filter(|entry| entry.generation == id.generation)
+        entry(&mut self.qps, id)
     }
 
     fn qp(&mut self, id: QpId) -> Option<&mut QueuePair> {
@@ -149,11 +156,11 @@ impl Soft {
                 self.ready.rotate_left(1);
                 continue;
             }
-            let step = self.entry(id).map(|entry| {
+            let step = entry(&mut self.qps, id).map(|entry| {
                 if entry.qp.posted_bytes() >= EARLY_BYTES {
                     entry.qp.flush(reactor);
                 }
-                entry.qp.step(reactor)
+                entry.qp.step(reactor, &mut self.buffers)
             });
             // Reading may have made something sendable: a Read Response, the first message that the peer's first one releases.
             self.mark_dirty(id);

@@ -18,18 +18,10 @@ use godwit_iwarp::{
 use godwit_memory::{Buffer, Reservation};
 use godwit_reactor::{Reactor, StreamId, TimerId};
 
+use super::stream_buffers::StreamBuffers;
 use super::transmit::{Sent, Transmit};
 use super::work::{Payload, Work};
 use crate::{Access, Completion, Disconnect, FpduSize, Header, PrivateData, QpConfig, Remote, Rkey, WorkId};
-
-/// Bytes of the stream that are read in one call and not yet looked at.
-const STREAM_BUFFER_BYTES: usize = 64 << 10;
-
-/// The same during start-up: a connection that never gets further is to cost little. The longest frame has 532 bytes.
-const STARTUP_BUFFER_BYTES: usize = 1 << 10;
-
-/// Reads from the socket that a queue pair has in one turn of the loop, so that a peer that never stops sending does not starve others.
-const READS_PER_TURN: u32 = 32;
 
 /// Payload that is worth reading straight into its place: below this, copying it is cheaper than a shorter read.
 const LANDING_BYTES: usize = 8 << 10;
@@ -83,6 +75,7 @@ pub(super) struct QueuePair {
     pub(super) deadline: Option<TimerId>,
     /// Start-up bytes still to be sent.
     greeting: Vec<u8>,
+    /// A buffer of the thread's, while it is needed; empty otherwise.
     received: Box<[u8]>,
     /// The part of `received` that was not looked at.
     unread: std::ops::Range<usize>,
@@ -90,8 +83,10 @@ pub(super) struct QueuePair {
     stalled: bool,
     /// The last read took what there was; the stream's next event tells of more.
     dry: bool,
-    reads_left: u32,
-    /// Reading stopped because no reads are left in this turn.
+    /// It has read from its stream in this turn. Once is enough: what that brought is answered before more is read, so that both ends are at work at the
+    /// same time; and a peer that never stops sending does not starve others.
+    has_read: bool,
+    /// It would have read once more.
     postponed: bool,
     /// Bytes of data posted since the last flush.
     posted_bytes: usize,
@@ -112,13 +107,13 @@ impl QueuePair {
             state,
             deadline: Some(deadline),
             greeting: Vec::new(),
-            received: vec![0; STARTUP_BUFFER_BYTES].into_boxed_slice(),
+            received: Box::default(),
             unread: 0..0,
             posted_bytes: 0,
             done: VecDeque::new(),
             stalled: false,
             dry: false,
-            reads_left: READS_PER_TURN,
+            has_read: false,
             postponed: false,
         }
     }
@@ -176,9 +171,9 @@ impl QueuePair {
         self.dry = false;
     }
 
-    /// Grants the reads of another turn; true when the last one's were not enough.
+    /// Grants the read of another turn; true when the last one's was not enough.
     pub(super) fn start_turn(&mut self) -> bool {
-        self.reads_left = READS_PER_TURN;
+        self.has_read = false;
         std::mem::take(&mut self.postponed)
     }
 
@@ -220,10 +215,6 @@ impl QueuePair {
             FpduSize::Large => IwarpFpduSize::Payload(LARGE_FPDU_BYTES),
             FpduSize::Segment => IwarpFpduSize::Mss(reactor.max_segment_bytes(self.stream).unwrap_or(FALLBACK_SEGMENT_BYTES)),
         };
-        let mut received = vec![0; STREAM_BUFFER_BYTES].into_boxed_slice();
-        received[..self.unread.len()].copy_from_slice(&self.received[self.unread.clone()]);
-        self.unread = 0..self.unread.len();
-        self.received = received;
         self.done.reserve(config.send_depth + 2);
         State::Streaming(Box::new(Streaming {
             connection: Connection::new(role, negotiated, Options { fpdu, send_queue_depth: config.send_depth }),
@@ -233,10 +224,13 @@ impl QueuePair {
     }
 
     /// One step: reports at most one thing.
-    pub(super) fn step<R: Reactor>(&mut self, reactor: &mut R) -> Step {
+    pub(super) fn step<R: Reactor>(&mut self, reactor: &mut R, buffers: &mut StreamBuffers) -> Step {
         loop {
             if let Some(completion) = self.done.pop_front() {
                 return Step::Completion(completion);
+            }
+            if self.received.is_empty() {
+                self.received = buffers.take();
             }
             let more = match &mut self.state {
                 State::AwaitReply { .. } => self.step_reply(reactor),
@@ -246,6 +240,9 @@ impl QueuePair {
                 State::Connecting { .. } | State::AwaitDecision { .. } | State::Ended { .. } => false,
             };
             if !more && self.done.is_empty() {
+                if self.unread.is_empty() {
+                    buffers.give_back(std::mem::take(&mut self.received));
+                }
                 return Step::Idle;
             }
         }
@@ -261,8 +258,8 @@ impl QueuePair {
         if self.dry {
             return false;
         }
-        self.postponed = self.reads_left == 0;
-        self.reads_left = self.reads_left.saturating_sub(1);
+        self.postponed = self.has_read;
+        self.has_read = true;
         !self.postponed
     }
 
