@@ -14,7 +14,7 @@ pub enum HostError {
     /// The connection could not be made, was rejected or not answered in time, or this side ended it.
     #[error("{0}")]
     Connection(String),
-    /// The peer or the network ended a connection that was made, without a word.
+    /// The peer or the network ended a connection that was made, or never said anything on it.
     #[error("{0}")]
     Torn(String),
     /// The name of the target has no address.

@@ -23,7 +23,7 @@ use crate::host::queue::{disconnected, in_words, keyed, rejected};
 const INBOUND_READS: u16 = 128;
 
 /// How long a queue may take to join.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
+pub(crate) const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long the target may take to close its end of a connection that we end.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -317,8 +317,12 @@ impl IoQueue {
         self.link_timer = None;
         match self.link {
             Link::Leaving { qp } => fabric.abort(reactor, qp),
-            Link::Connecting { .. } | Link::Joining { .. } => {
+            Link::Connecting { .. } => {
                 self.fail(reactor, fabric, HostError::Timeout { command: "the connection of an I/O queue", after: JOIN_TIMEOUT });
+            }
+            Link::Joining { .. } => {
+                let reason = format!("no answer to Connect of an I/O queue within {} s", JOIN_TIMEOUT.as_secs());
+                self.fail(reactor, fabric, HostError::Torn(reason));
             }
             _ => {}
         }

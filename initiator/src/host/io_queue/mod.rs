@@ -7,7 +7,7 @@
 //! queue pair that has just failed.
 
 mod keep;
-mod link;
+pub(crate) mod link;
 mod send;
 
 use std::collections::VecDeque;

@@ -20,6 +20,7 @@ use super::{
     VolumeSettings, VolumeState, VolumeStatus, VolumeThread,
 };
 use crate::block::{BlockDone, BlockError, BlockOp, BlockQueue, Ticket};
+use crate::host::io_queue::link::JOIN_TIMEOUT;
 use proxy::Proxy;
 use target::{BLOCK, Executed, FakeTarget, LISTENER, NQN};
 
@@ -678,6 +679,14 @@ fn the_first_attach_begins_anew_a_few_times_when_the_target_ends_the_connection_
     let error = failed(&mut world).to_string();
     assert!(error.contains("closed by the peer") || error.contains("reset by peer"), "{error}");
     assert_eq!(world.target.associations, 4);
+}
+
+#[test]
+fn the_first_attach_begins_anew_when_an_io_queue_is_not_answered() {
+    let (mut world, _) = World::new(&Options::default(), |target| target.faults.mute_joins = 1);
+    world.run_at_most(JOIN_TIMEOUT + Duration::from_secs(10), |world| !world.seen.is_empty());
+    world.wait_up();
+    assert_eq!(world.target.associations, 2);
 }
 
 #[test]

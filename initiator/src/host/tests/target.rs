@@ -49,6 +49,8 @@ pub(super) struct Faults {
     pub(super) busy: usize,
     /// Closes the connection instead of an answer to Connect of the admin queue, so often.
     pub(super) hang_up: usize,
+    /// Does not answer Connect of an I/O queue, so often.
+    pub(super) mute_joins: usize,
     /// Refuses Connect of the admin queue.
     pub(super) refuse: Option<ConnectRefusal>,
     /// Rejects RDMA connections of I/O queues.
@@ -313,6 +315,10 @@ impl FakeTarget {
         } else {
             assert_eq!(data.cntlid(), Cntlid::new(5));
             assert!(connect.keep_alive.is_zero());
+            if self.faults.mute_joins > 0 {
+                self.faults.mute_joins -= 1;
+                return;
+            }
         }
         let (status, result) = match refusal {
             Some(refusal) => (refusal.status, refusal.result()),
