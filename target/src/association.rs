@@ -75,6 +75,8 @@ pub(crate) enum Ending {
     SubsystemRemoved,
     /// An administrator reopened a namespace that has lost writes: hosts have to look at its count of unsafe shutdowns.
     NamespaceReopened,
+    /// An administrator gave the identifier of a removed namespace to another one.
+    NamespaceReplaced,
 }
 
 impl Ending {
@@ -98,6 +100,7 @@ impl fmt::Display for Ending {
             Self::AccessRevoked => "an administrator took the host's access away",
             Self::SubsystemRemoved => "an administrator removed the subsystem",
             Self::NamespaceReopened => "an administrator reopened a namespace that had lost writes",
+            Self::NamespaceReplaced => "an administrator put another namespace in the place of a removed one",
         })
     }
 }

@@ -11,7 +11,7 @@ use godwit_nvme::{Nqn, Nsid};
 use crate::association::SubsystemIndex;
 use crate::backend::Attachable;
 use crate::counters::StoreCounters;
-use crate::subsystem::Subsystem;
+use crate::subsystem::{Namespace, Subsystem};
 
 /// The subsystems that there are.
 #[derive(Debug)]
@@ -27,14 +27,24 @@ pub(crate) struct Offer {
 pub(crate) struct Offered {
     /// `None` when it is no longer there.
     pub(crate) subsystem: Option<Subsystem>,
-    /// Stores of namespaces that are no longer there: what was counted of them stays in the sums.
-    pub(crate) former_stores: Vec<usize>,
+    /// Namespaces that are no longer there, oldest first: what was counted of them stays in the sums, and hosts may not know yet that they are gone.
+    pub(crate) former: Vec<Namespace>,
 }
 
 impl Offered {
     pub(crate) fn new(mut subsystem: Subsystem) -> Self {
         subsystem.namespaces.sort_by_key(|namespace| namespace.nsid);
-        Self { subsystem: Some(subsystem), former_stores: Vec::new() }
+        Self { subsystem: Some(subsystem), former: Vec::new() }
+    }
+
+    /// Whether a namespace has the identifier of a former one and is another one.
+    pub(crate) fn has_replaced(&self) -> bool {
+        let present = self.subsystem.iter().flat_map(|subsystem| &subsystem.namespaces);
+        let replaces = |now: &Namespace| {
+            let before = self.former.iter().rfind(|former| former.nsid == now.nsid);
+            before.is_some_and(|before| (before.uuid, before.nguid, before.block_size) != (now.uuid, now.nguid, now.block_size))
+        };
+        present.into_iter().any(replaces)
     }
 }
 

@@ -123,6 +123,8 @@ pub(crate) struct Controller {
     /// Events that were asked for; without any, no Asynchronous Event Request is sent.
     pub(crate) events: AsyncEventConfiguration,
     pub(crate) limits: Limits,
+    /// Whether it lists what identifies a namespace (CNS 03h).
+    pub(crate) has_descriptors: bool,
     /// CC as it was enabled with.
     pub(crate) configuration: ControllerConfiguration,
 }
@@ -259,6 +261,7 @@ impl Bringup {
             shutdown_timeout: rtd3e.clamp(SHUTDOWN_TIMEOUT, MAX_SHUTDOWN_TIMEOUT),
             events,
             limits: Limits::of(identity, self.cap),
+            has_descriptors: self.version >= Version::V1_3 || self.cap.supports_selectable_command_sets(),
             configuration: self.configuration(true),
         }));
         if self.wishes.io_queues == 0 {
@@ -335,7 +338,7 @@ impl Bringup {
     }
 
     fn identify_descriptors(&mut self) -> Next<Outcome> {
-        if self.version < Version::V1_3 && !self.cap.supports_selectable_command_sets() {
+        if !self.controller().has_descriptors {
             return self.identify_namespace();
         }
         let nsid = self.nsid;
@@ -496,7 +499,7 @@ fn set_feature(name: &'static str, id: FeatureId, value: u32) -> Command {
     command(name, Sqe::set_features(NO_CID, &SetFeatures { nsid: Nsid::NONE, id, save: false, value }))
 }
 
-fn identify(name: &'static str, cns: Cns, nsid: Nsid) -> Command {
+pub(crate) fn identify(name: &'static str, cns: Cns, nsid: Nsid) -> Command {
     Command { name, sqe: Sqe::identify(NO_CID, &Identify::new(cns, nsid)), data: Data::FromController(IDENTIFY_BYTES) }
 }
 

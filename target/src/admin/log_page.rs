@@ -50,7 +50,7 @@ fn smart(nsid: Nsid, controller: &Controller, about: &About<'_>) -> Result<Vec<u
     let offered = &about.offer.subsystems[index];
     let namespaces = offered.subsystem.iter().flat_map(|subsystem| &subsystem.namespaces);
     let totals = if nsid == Nsid::NONE || nsid == Nsid::ALL {
-        about.target.totals(namespaces.map(|namespace| namespace.store).chain(offered.former_stores.iter().copied()))
+        about.target.totals(namespaces.map(|namespace| namespace.store).chain(offered.former.iter().map(|namespace| namespace.store)))
     } else {
         let found = offered.subsystem.as_ref().and_then(|subsystem| subsystem.namespace(nsid));
         about.target.totals([found.ok_or(Refusal::at(location::NSID, StatusCode::INVALID_NAMESPACE_OR_FORMAT))?.store])

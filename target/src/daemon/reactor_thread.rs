@@ -32,6 +32,8 @@ impl Thread {
         let target = Arc::clone(&self.target);
         let made = Worker::new(&mut ring, self.index, self.target, &self.stores, self.incoming, self.peers);
         let mut worker = made.map_err(|error| error.to_string())?;
+        // The worker lets go of one that is taken away, and its file is to be closed then.
+        drop(self.stores);
         worker.obey_orders(&ring, self.orders);
         for (portal, listener) in self.listeners {
             worker.listen(&mut ring, listener, portal).map_err(|error| format!("cannot listen: {error}"))?;

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | a subsystem or namespace is added | it is opened as at start, then offered |
 //! | a namespace is removed | new commands are refused; those under way end; then its file is closed and unlocked |
+//! | another namespace takes the identifier of one that was removed | associations with the subsystem end before it is offered: a host that has not looked again takes it for the old one |
 //! | a subsystem is removed, a host is no longer listed | the same; associations that it concerns end |
 //! | a namespace grows: a larger `size`, or a file or device that became larger | hosts are told. A file is made longer for a larger `size` |
 //! | a namespace shrinks | refused unless forced: what lies behind its new end is gone. The file or device has to be made smaller first; nothing here does |
@@ -90,6 +91,7 @@ pub(super) fn reload(site: &Arc<Site>, force: bool) -> Result<Vec<String>, Refus
     }
     // From here on nothing is refused.
     plan.resizings.iter().filter(|resizing| resizing.to > resizing.from).for_each(|resizing| resizing.store.resize(resizing.to));
+    forget_replaced(site, &plan);
     publish(site, &plan);
     plan.resizings.iter().filter(|resizing| resizing.to < resizing.from).for_each(|resizing| resizing.store.resize(resizing.to));
     revoke(site);
@@ -197,7 +199,7 @@ impl<'a> Plan<'a> {
             let name = format!("namespace {nsid} of {}", present.nqn);
             let same = |other: &&godwit_config::Namespace| other.nsid.get() == nsid.get();
             let Some(asked) = wanted.namespaces.iter().find(same) else {
-                self.subsystems[index].former_stores.push(namespace.store);
+                self.subsystems[index].former.push(namespace.clone());
                 self.removals.push(namespace.store);
                 self.news.namespaces.push((index, nsid));
                 self.changes.push(format!("{name} was removed"));
@@ -337,6 +339,16 @@ fn open(site: &Site, plan: &mut Plan<'_>, wanted: &Configuration) -> Result<Vec<
         subsystem.namespaces.sort_by_key(|namespace| namespace.nsid);
     }
     Ok(opened)
+}
+
+/// Ends the associations of hosts that could take a namespace that is added for one that was removed. They look at it when they come again. No command of
+/// theirs reaches it: none starts any more, and those made until it is offered know neither.
+fn forget_replaced(site: &Site, plan: &Plan<'_>) {
+    for &Addition { subsystem, .. } in &plan.additions {
+        if plan.subsystems[subsystem].has_replaced() {
+            site.drop_associations(Ending::NamespaceReplaced, |association| association.subsystem == SubsystemIndex::Nvm(subsystem));
+        }
+    }
 }
 
 /// Has the plan's offer made by all workers.

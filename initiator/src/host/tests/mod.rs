@@ -595,6 +595,46 @@ fn growth_is_noticed_while_connected() {
     world.run(|world| world.saw(|event| matches!(event, VolumeEvent::Resized(geometry) if geometry.size_bytes == 301 * 4096)));
 }
 
+/// Nothing is read from or written to a namespace that has taken the place of ours at the target.
+#[test]
+fn another_namespace_in_the_place_of_ours_ends_the_volume() {
+    let mut world = World::up(&Options::default());
+    world.run_for(Duration::from_millis(20));
+    world.target.nguid = [8; 16];
+    world.target.tell_change(&mut world.fabric);
+    world.run(|world| world.saw(gone));
+    assert!(world.saw(|event| matches!(event, VolumeEvent::Gone(HostError::Identity(_)))), "{:?}", world.seen);
+}
+
+#[test]
+fn operations_wait_for_a_namespace_that_is_taken_away_until_it_is_back() {
+    let mut world = World::up(&Options::default());
+    world.run_for(Duration::from_millis(20));
+    world.target.namespaces.clear();
+    world.target.tell_change(&mut world.fabric);
+    world.run(|world| world.saw(lost));
+    let control = world.status.control();
+    assert!(control.last_error.as_ref().is_some_and(|(_, error)| error.contains("namespace 1")), "{control:?}");
+    let write = world.write(1, 1, 7);
+    world.run_for(Duration::from_millis(500));
+    assert!(world.done.is_empty() && !world.saw(gone), "{:?}", world.seen);
+    world.target.namespaces = vec![1];
+    world.expect(write, Ok(()));
+    assert!(world.saw(restored));
+}
+
+/// Changes that come faster than they are looked at: the last one counts.
+#[test]
+fn a_change_while_another_is_looked_at_is_not_missed() {
+    let mut world = World::up(&Options::default());
+    world.run_for(Duration::from_millis(20));
+    world.target.tell_change(&mut world.fabric);
+    world.run(|world| world.target.awaits_events());
+    world.target.nguid = [8; 16];
+    world.target.tell_change(&mut world.fabric);
+    world.run(|world| world.saw(gone));
+}
+
 #[test]
 fn a_loss_timeout_of_zero_fails_at_once() {
     let mut world = World::up(&Options { loss_timeout: LossTimeout::After(Duration::ZERO), ..Options::default() });

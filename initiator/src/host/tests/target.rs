@@ -188,6 +188,10 @@ impl FakeTarget {
         self.unsafe_shutdowns = self.unsafe_shutdowns.map(|count| count + 1);
     }
 
+    pub(super) fn awaits_events(&self) -> bool {
+        self.events.is_some()
+    }
+
     /// Tells the host that the namespace changed.
     pub(super) fn tell_change(&mut self, fabric: &mut Fabric) {
         let (qp, cid) = self.events.take().expect("the host awaits events");
@@ -426,6 +430,7 @@ impl FakeTarget {
             Cns::NAMESPACE_DESCRIPTORS => {
                 NamespaceIdentifiers { nguid: Some(Nguid(self.nguid)), ..NamespaceIdentifiers::default() }.to_wire().to_vec()
             }
+            Cns::NAMESPACE if self.namespaces.is_empty() => IdentifyNamespace::zeroed().as_bytes().to_vec(),
             Cns::NAMESPACE => IdentifyNamespace::new((self.disk.len() / BLOCK) as u64, BlockSize::B4096).as_bytes().to_vec(),
             Cns::IO_CONTROLLER => IoIdentifyController::zeroed().as_bytes().to_vec(),
             other => panic!("{other:?}"),

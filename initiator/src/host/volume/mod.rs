@@ -27,7 +27,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use godwit_memory::Reservation;
-use godwit_nvme::{Cqe, Nsid, Qid, QueueSize};
+use godwit_nvme::{Cqe, NamespaceIdentifiers, Nsid, Qid, QueueSize};
 use godwit_rdma::{Completion, Fabric, QpId};
 use godwit_reactor::{Reactor, Time, TimerId};
 use tracing::{debug, info};
@@ -159,6 +159,8 @@ struct Session {
     /// How each I/O queue ended, those that did.
     ends: Vec<Option<QueueEnd>>,
     follow: Follow,
+    /// The target told of another change meanwhile.
+    follow_again: bool,
 }
 
 /// What is asked of the target after it told of a change.
@@ -167,8 +169,10 @@ enum Follow {
     Nothing,
     /// Its log of changed namespaces, which arms the event again.
     Log,
-    /// The namespace.
-    Namespace,
+    /// What identifies the namespace: under its identifier at the target there may be another one now.
+    Descriptors,
+    /// The namespace that these identify.
+    Namespace(NamespaceIdentifiers),
 }
 
 /// The control of one volume.
@@ -481,6 +485,7 @@ impl VolumeControl {
             keep_alive_unanswered: false,
             ends: vec![None; self.io_queues],
             follow: Follow::Nothing,
+            follow_again: false,
         });
         if events {
             self.await_event(reactor, fabric);

@@ -1,17 +1,19 @@
 //! Life signs: Keep Alive towards the target, and the changes that it tells of.
 
+use godwit_nvme::identify::NamespaceError;
 use godwit_nvme::log::LogId;
-use godwit_nvme::sqe::{Abort, Cns, GetLogPage, Identify};
-use godwit_nvme::{AsyncEvent, AsyncEventType, Cid, Cqe, DwordCount, IdentifyNamespace, Nsid, Qid, Sqe};
+use godwit_nvme::sqe::{Abort, Cns, GetLogPage};
+use godwit_nvme::{AsyncEvent, AsyncEventType, Cid, Cqe, DwordCount, IdentifyNamespace, NamespaceIdentifiers, Qid, Sqe};
 use godwit_rdma::Fabric;
 use godwit_reactor::Reactor;
 use tracing::{info, warn};
 
 use super::{ControlTimer, Follow, State, VolumeControl};
 use crate::host::admin::Purpose;
-use crate::host::bringup::{Command, Data, IDENTIFY_BYTES, command};
+use crate::host::bringup::{Command, Data, IDENTIFY_BYTES, command, identify};
 use crate::host::error::HostError;
 use crate::host::message::{Order, VolumeEvent};
+use crate::host::namespace::describe;
 
 const NO_CID: Cid = Cid::new(0);
 
@@ -71,16 +73,30 @@ impl VolumeControl {
         }
         self.await_event(reactor, fabric);
         let Some(session) = &mut self.session else { return };
-        if event == AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED && session.follow == Follow::Nothing {
-            session.follow = Follow::Log;
-            let length = DwordCount::from_bytes(IDENTIFY_BYTES as u64).expect("a multiple of four");
-            let log = GetLogPage::new(LogId::CHANGED_NAMESPACES, length);
-            let read = Command {
-                name: "Get Log Page of changed namespaces",
-                sqe: Sqe::get_log_page(NO_CID, &log),
-                data: Data::FromController(IDENTIFY_BYTES),
-            };
-            self.send(reactor, fabric, Purpose::Follow, &read);
+        if event == AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED {
+            match session.follow {
+                Follow::Nothing => self.follow_change(reactor, fabric),
+                _ => session.follow_again = true,
+            }
+        }
+    }
+
+    /// Asks the target what has changed.
+    fn follow_change<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
+        let length = DwordCount::from_bytes(IDENTIFY_BYTES as u64).expect("a multiple of four");
+        let log = GetLogPage::new(LogId::CHANGED_NAMESPACES, length);
+        let read = Command {
+            name: "Get Log Page of changed namespaces",
+            sqe: Sqe::get_log_page(NO_CID, &log),
+            data: Data::FromController(IDENTIFY_BYTES),
+        };
+        self.follow(reactor, fabric, Follow::Log, &read);
+    }
+
+    fn follow<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, step: Follow, command: &Command) {
+        if let Some(session) = &mut self.session {
+            session.follow = step;
+            self.send(reactor, fabric, Purpose::Follow, command);
         }
     }
 
@@ -92,35 +108,59 @@ impl VolumeControl {
 
     pub(super) fn on_follow<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, cqe: &Cqe, data: &[u8]) {
         let Some(session) = &mut self.session else { return };
+        let nsid = session.attached.identity.nsid;
+        let has_descriptors = session.controller.has_descriptors;
         match session.follow {
             Follow::Nothing => {}
-            Follow::Log => {
-                session.follow = Follow::Namespace;
-                let nsid = session.attached.identity.nsid;
-                let again = identify_namespace(nsid);
-                self.send(reactor, fabric, Purpose::Follow, &again);
+            Follow::Log if has_descriptors => {
+                let command = identify("Identify of the namespace descriptors", Cns::NAMESPACE_DESCRIPTORS, nsid);
+                self.follow(reactor, fabric, Follow::Descriptors, &command);
             }
-            Follow::Namespace => {
+            Follow::Log => {
+                let command = identify("Identify Namespace", Cns::NAMESPACE, nsid);
+                self.follow(reactor, fabric, Follow::Namespace(NamespaceIdentifiers::default()), &command);
+            }
+            Follow::Descriptors => match NamespaceIdentifiers::from_wire(data) {
+                Ok(identifiers) if cqe.status().is_success() => {
+                    let command = identify("Identify Namespace", Cns::NAMESPACE, nsid);
+                    self.follow(reactor, fabric, Follow::Namespace(identifiers), &command);
+                }
+                _ => self.on_taken_away(reactor, fabric),
+            },
+            Follow::Namespace(identifiers) => {
                 session.follow = Follow::Nothing;
-                if cqe.status().is_success() {
-                    self.on_identified_again(reactor, fabric, data);
+                if std::mem::take(&mut session.follow_again) {
+                    // What was read may be of the past, or of two namespaces.
+                    self.follow_change(reactor, fabric);
+                } else if cqe.status().is_success() {
+                    self.on_identified_again(reactor, fabric, &identifiers, data);
+                } else {
+                    self.on_taken_away(reactor, fabric);
                 }
             }
         }
     }
 
+    /// The target does not know the namespace any more. The association ends: each attempt at another looks for the namespace, and whether it is the one that
+    /// we had, and operations wait as for a target that is away.
+    fn on_taken_away<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
+        let Some(session) = &self.session else { return };
+        let nsid = session.attached.identity.nsid;
+        self.end(reactor, fabric, HostError::Namespace { nsid, reason: NamespaceError::Absent });
+    }
+
     /// The namespace may have grown; anything else makes it another volume.
-    fn on_identified_again<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, data: &[u8]) {
+    fn on_identified_again<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, identifiers: &NamespaceIdentifiers, data: &[u8]) {
         let (Some(session), Ok(namespace)) = (&mut self.session, IdentifyNamespace::ref_from(data)) else { return };
-        let Ok(block_size) = namespace.block_size() else { return };
-        if !namespace.is_present() {
-            warn!(volume = self.settings.name, "the target has taken the namespace away");
-            return;
-        }
         let was = &session.attached.identity;
-        let mut now = was.clone();
-        now.block_size = block_size;
-        now.size_blocks = namespace.size_blocks();
+        let now = match describe(was.nsid, namespace, identifiers, &session.controller.limits, None) {
+            Ok(attached) => attached.identity,
+            Err(NamespaceError::Absent) => return self.on_taken_away(reactor, fabric),
+            Err(reason) => {
+                let nsid = was.nsid;
+                return self.end(reactor, fabric, HostError::Namespace { nsid, reason });
+            }
+        };
         if let Err(change) = was.check_same(&now) {
             return self.end(reactor, fabric, change.into());
         }
@@ -136,13 +176,5 @@ impl VolumeControl {
             self.volume = Some(attached);
             self.events.send(VolumeEvent::Resized(geometry));
         }
-    }
-}
-
-fn identify_namespace(nsid: Nsid) -> Command {
-    Command {
-        name: "Identify Namespace",
-        sqe: Sqe::identify(NO_CID, &Identify::new(Cns::NAMESPACE, nsid)),
-        data: Data::FromController(IDENTIFY_BYTES),
     }
 }
