@@ -108,6 +108,8 @@ pub(crate) enum Order {
     Go(AssociationId),
     /// Disconnect.
     Leave(AssociationId),
+    /// Flush what was written: the volume is about to end.
+    Flush(AssociationId),
     /// The volume has changed its size.
     Resize(Geometry),
     /// The target has been away for so long that operations do not wait for it any more.
@@ -137,6 +139,8 @@ pub(crate) enum News {
     Restored(Option<Time>),
     /// A copy cannot be written again.
     NotRestored(BlockError),
+    /// What was written is flushed, or is not.
+    Flushed(Result<(), BlockError>),
     /// A command is overdue: it is to be aborted.
     Overdue(Cid),
     /// Not of a queue, but of the resolver.

@@ -40,6 +40,8 @@ pub(crate) enum Owner {
     Room,
     /// The queue: a copy that is written again.
     Copy,
+    /// The volume: the flush before its end.
+    Farewell,
 }
 
 /// An operation that has not ended.

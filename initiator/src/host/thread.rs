@@ -150,6 +150,11 @@ impl VolumeThread {
                     queue.leave(reactor, fabric, association);
                 }
             }
+            Order::Flush(association) => {
+                if let Some(queue) = &mut self.queue {
+                    queue.flush(reactor.now(), association);
+                }
+            }
             Order::Resize(geometry) => {
                 if let Some(queue) = &mut self.queue {
                     queue.resize(geometry);

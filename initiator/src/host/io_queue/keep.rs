@@ -187,13 +187,26 @@ impl IoQueue {
         if !self.keep.takes_room() {
             return;
         }
+        let index = self.add_flush(now, Owner::Room);
+        self.waiting.push_front(index);
+    }
+
+    /// A flush of the queue's own, to be put in line.
+    fn add_flush(&mut self, now: Time, owner: Owner) -> u16 {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         let place = Place::Here(None);
-        let flush = Operation { owner: Owner::Room, action: Action::Flush, sequence, submitted: now, retries: 0, was_sent: false, place };
-        let index = self.operations.insert(flush).expect("a slot is set aside for it");
+        let flush = Operation { owner, action: Action::Flush, sequence, submitted: now, retries: 0, was_sent: false, place };
         self.own += 1;
-        self.waiting.push_front(index);
+        self.operations.insert(flush).expect("a slot is set aside for it")
+    }
+
+    /// Flushes what was written on any queue and acknowledged, before the volume ends. It is asked for once, and told of.
+    pub(crate) fn flush(&mut self, now: Time, association: AssociationId) {
+        if association == self.association && self.link.carries() {
+            let index = self.add_flush(now, Owner::Farewell);
+            self.waiting.push_back(index);
+        }
     }
 
     /// The flush that was to make room has ended.
@@ -215,6 +228,7 @@ impl IoQueue {
         self.own -= 1;
         let Some(copies) = &mut self.keep.copies else { return };
         match (owner, buffer) {
+            (Owner::Farewell, _) => {}
             (Owner::Room, _) => copies.making_room = false,
             (_, Some(buffer)) => drop(copies.buffers.give_back(buffer)),
             (_, None) => {}

@@ -74,6 +74,9 @@ impl Link {
     }
 }
 
+/// Operations of the volume's own in a queue: the flush before its end.
+const FAREWELL: usize = 1;
+
 /// The timers of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueTimer {
@@ -133,7 +136,7 @@ impl IoQueue {
         io_timeout: Duration,
         join: &Join,
     ) -> Option<Self> {
-        let own = if join.retain_bytes > 0 { keep::OWN_OPERATIONS } else { 0 };
+        let own = FAREWELL + if join.retain_bytes > 0 { keep::OWN_OPERATIONS } else { 0 };
         let depth = depth(join.queue_size).min(MAX_SLOTS - own);
         let slots = depth + own;
         Some(Self {
@@ -192,6 +195,8 @@ impl IoQueue {
             (Verdict::Failed(error), Owner::Client(_)) => self.end_here(index, Err(error)),
             (verdict @ (Verdict::Done | Verdict::Failed(_)), Owner::Room) => self.room_made(now, index, sent_at, verdict == Verdict::Done),
             (Verdict::Done, Owner::Copy) => self.end_here(index, Ok(())),
+            (Verdict::Done, Owner::Farewell) => self.flushed(index, Ok(())),
+            (Verdict::Failed(error), Owner::Farewell) => self.flushed(index, Err(error)),
             (Verdict::Failed(error), Owner::Copy) => self.copy_failed(index, error),
             (Verdict::Retry(delay), _) => {
                 operation.retries += 1;
@@ -199,6 +204,11 @@ impl IoQueue {
                 self.counters().count_retry();
             }
         }
+    }
+
+    fn flushed(&mut self, index: u16, result: Result<(), BlockError>) {
+        self.end_here(index, result);
+        self.tell(News::Flushed(result));
     }
 
     /// Ends an operation that is not at the target.

@@ -115,7 +115,7 @@ impl IoQueue {
             }
             match operation.owner {
                 Owner::Copy => copies.push(index),
-                Owner::Client(_) | Owner::Room => line.push((operation.sequence, index)),
+                Owner::Client(_) | Owner::Room | Owner::Farewell => line.push((operation.sequence, index)),
             }
         }
         line.sort_unstable();

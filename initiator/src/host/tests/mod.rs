@@ -693,6 +693,28 @@ fn stopping_shuts_the_controller_down() {
     assert!(world.target.shut_down);
 }
 
+/// Clients may go without a flush.
+#[test]
+fn stopping_flushes_what_was_written_before_it_shuts_the_controller_down() {
+    let mut world = World::up(&Options::default());
+    let write = world.write(1, 1, 7);
+    world.expect(write, Ok(()));
+    assert_ne!(world.target.durable, world.target.disk);
+    world.stop();
+    world.run(|world| world.saw(|event| matches!(event, VolumeEvent::Stopped)));
+    assert_eq!(world.target.durable, world.target.disk);
+    assert!(world.target.shut_down);
+}
+
+#[test]
+fn stopping_waits_a_while_for_a_flush_and_no_longer() {
+    let mut world = World::up(&Options::default());
+    world.target.faults.mute_flushes = true;
+    world.stop();
+    world.run_at_most(Duration::from_secs(8), |world| world.saw(|event| matches!(event, VolumeEvent::Stopped)));
+    assert!(world.target.shut_down);
+}
+
 #[test]
 fn stopping_while_the_target_is_away_does_not_wait_for_it() {
     let mut world = World::up(&Options::default());

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use godwit_rdma::Fabric;
 use godwit_reactor::{Reactor, Time};
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::{ControlTimer, Session, State, VolumeControl};
+use crate::block::BlockError;
 use crate::host::CONTROL_TIMERS;
 use crate::host::admin::Purpose;
 use crate::host::bringup::Script;
@@ -19,6 +20,9 @@ use crate::host::status::VolumeState;
 
 /// How long the target may take to close its end of the admin connection when we end it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long the last flush may take.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long a controller may take to shut down, whatever it says.
 pub(super) const MAX_SHUTDOWN: Duration = Duration::from_secs(10);
@@ -94,6 +98,28 @@ impl VolumeControl {
         if !matches!(self.state, State::Stopping { .. }) {
             self.end(reactor, fabric, error);
         }
+    }
+
+    /// Has what was written flushed, then tells the controller that this is the end. Clients may have gone without a flush of their own, as a file system that
+    /// is unmounted has not.
+    pub(super) fn flush_and_shut_down<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
+        let caches = self.session.as_ref().is_some_and(|session| {
+            let geometry = &session.attached.geometry;
+            geometry.volatile_cache && !geometry.read_only
+        });
+        let Some(queue) = self.queues.first().filter(|_| caches) else { return self.shut_down(reactor, fabric) };
+        queue.send(ToQueue(Order::Flush(self.association)));
+        self.arm(reactor, ControlTimer::State, FLUSH_TIMEOUT);
+    }
+
+    pub(super) fn on_flushed<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, result: Result<(), BlockError>) {
+        if !matches!(self.state, State::Live) {
+            return;
+        }
+        if let Err(error) = result {
+            error!(volume = self.settings.name, "what was written last could not be flushed, and may be lost: {error}");
+        }
+        self.shut_down(reactor, fabric);
     }
 
     /// Tells the controller that this is the end. The connections are closed once it has taken note: our target gives an association up with its first

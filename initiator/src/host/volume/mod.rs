@@ -46,6 +46,7 @@ use super::reconnect::{Backoff, LossTimeout};
 use super::shutdown::Shutdown;
 use super::status::{VolumeState, VolumeStatus};
 
+use crate::block::BlockError;
 use lookup::Known;
 pub(crate) use lookup::Resolved;
 pub use lookup::Resolver;
@@ -282,7 +283,7 @@ impl VolumeControl {
         }
         self.stopping = true;
         match self.state {
-            State::Live => self.shut_down(reactor, fabric),
+            State::Live => self.flush_and_shut_down(reactor, fabric),
             State::Waiting => self.finish_stop(reactor, fabric),
             State::Looking | State::Opening { .. } | State::Joining { .. } | State::Restoring { .. } => {
                 self.end(reactor, fabric, HostError::Connection("stopped".to_owned()));
@@ -524,6 +525,7 @@ impl VolumeControl {
                 News::Down(end, error) => self.on_queue_down(reactor, fabric, queue, end, error),
                 News::Restored(next) => self.on_restored(reactor, queue, next),
                 News::NotRestored(error) => self.on_not_restored(reactor, error),
+                News::Flushed(result) => self.on_flushed(reactor, fabric, result),
                 News::Overdue(cid) => self.abort_command(reactor, fabric, queue, cid),
                 News::Resolved(_) => {}
             }
@@ -630,6 +632,7 @@ impl VolumeControl {
                 self.end(reactor, fabric, HostError::Timeout { command: "the shutdown of the controller", after: end::MAX_SHUTDOWN });
             }
             State::Ending { .. } => self.drop_admin(reactor, fabric),
+            State::Live if self.stopping => self.on_flushed(reactor, fabric, Err(BlockError::TargetAway)),
             State::Waiting | State::Restoring { .. } | State::Live | State::Over => {}
         }
     }
