@@ -15,9 +15,9 @@ use crate::host::in_words;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// How long a socket that is in use is waited for: the kernel takes the rings of a daemon that was killed down a moment after its end, and its
+/// How long a socket that is in use is to be waited for: the kernel takes the rings of a daemon that was killed down a moment after its end, and its
 /// listeners with them.
-const IN_USE_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const IN_USE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why an export cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +61,7 @@ pub(crate) struct NbdSocket {
 /// Finds out early whether an export could listen at an endpoint, before a target is troubled for it.
 pub(crate) fn check(endpoint: &NbdEndpoint) -> Result<(), SocketError> {
     match endpoint {
-        NbdEndpoint::Tcp(address) => listen_tcp(address).map(|_| ()),
+        NbdEndpoint::Tcp(address) => listen_tcp(address, IN_USE_PATIENCE).map(|_| ()),
         NbdEndpoint::Unix(path) => {
             unix::is_stale(path, IN_USE_PATIENCE).map_err(|error| SocketError::of(path, error))?;
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -72,11 +72,11 @@ pub(crate) fn check(endpoint: &NbdEndpoint) -> Result<(), SocketError> {
 }
 
 /// Tries again for a while what fails because another server listens.
-fn patiently<T>(mut attempt: impl FnMut() -> Result<T, SocketError>) -> Result<T, SocketError> {
+fn patiently<T>(patience: Duration, mut attempt: impl FnMut() -> Result<T, SocketError>) -> Result<T, SocketError> {
     let started = Instant::now();
     loop {
         match attempt() {
-            Err(error) if error.is_in_use() && started.elapsed() < IN_USE_PATIENCE => thread::sleep(Duration::from_millis(20)),
+            Err(error) if error.is_in_use() && started.elapsed() < patience => thread::sleep(Duration::from_millis(20)),
             result => return result,
         }
     }
@@ -101,11 +101,11 @@ impl SocketError {
 }
 
 impl NbdSocket {
-    /// Listens at an endpoint.
-    pub(crate) fn listen(endpoint: &NbdEndpoint, mode: NbdMode) -> Result<(Self, Listener), SocketError> {
+    /// Listens at an endpoint. One that is in use is waited for, for so long.
+    pub(crate) fn listen(endpoint: &NbdEndpoint, mode: NbdMode, patience: Duration) -> Result<(Self, Listener), SocketError> {
         match endpoint {
-            NbdEndpoint::Unix(path) => listen_unix(path, mode),
-            NbdEndpoint::Tcp(address) => listen_tcp(address),
+            NbdEndpoint::Unix(path) => listen_unix(path, mode, patience),
+            NbdEndpoint::Tcp(address) => listen_tcp(address, patience),
         }
     }
 
@@ -115,18 +115,18 @@ impl NbdSocket {
     }
 }
 
-fn listen_unix(path: &Path, mode: NbdMode) -> Result<(NbdSocket, Listener), SocketError> {
+fn listen_unix(path: &Path, mode: NbdMode, patience: Duration) -> Result<(NbdSocket, Listener), SocketError> {
     let failed = |error| SocketError::of(path, error);
-    let (file, socket) = unix::listen(path, mode.bits(), BACKLOG, IN_USE_PATIENCE).map_err(failed)?;
+    let (file, socket) = unix::listen(path, mode.bits(), BACKLOG, patience).map_err(failed)?;
     let listener = Listener::from_socket(socket).map_err(|error| failed(ListenError::System { doing: "listen", error }))?;
     Ok((NbdSocket { _file: Some(file), endpoint: NbdEndpoint::Unix(path.to_owned()) }, listener))
 }
 
-fn listen_tcp(address: &HostPort) -> Result<(NbdSocket, Listener), SocketError> {
+fn listen_tcp(address: &HostPort, patience: Duration) -> Result<(NbdSocket, Listener), SocketError> {
     let failed = |source| SocketError::Io { at: address.to_string(), source };
     let addresses = address.resolve().map_err(failed)?;
     let first = addresses.first().copied().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-    let listener = patiently(|| Listener::tcp(first).map_err(failed))?;
+    let listener = patiently(patience, || Listener::tcp(first).map_err(failed))?;
     let bound = listener.local_address().unwrap_or(first);
     Ok((NbdSocket { _file: None, endpoint: NbdEndpoint::Tcp(bound.into()) }, listener))
 }
@@ -146,7 +146,7 @@ mod tests {
     fn the_socket_is_for_its_owner_alone_and_goes_with_its_server() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vol0.sock");
-        let (socket, listener) = NbdSocket::listen(&endpoint(&path), NbdMode::default()).unwrap();
+        let (socket, listener) = NbdSocket::listen(&endpoint(&path), NbdMode::default(), IN_USE_PATIENCE).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(socket.uri("vol0"), format!("nbd+unix:///vol0?socket={}", path.display()));
         assert!(UnixStream::connect(&path).is_ok());
@@ -158,7 +158,7 @@ mod tests {
     fn the_mode_is_the_one_asked_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vol0.sock");
-        let _socket = NbdSocket::listen(&endpoint(&path), "0666".parse().unwrap()).unwrap();
+        let _socket = NbdSocket::listen(&endpoint(&path), "0666".parse().unwrap(), IN_USE_PATIENCE).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o666);
     }
 
@@ -168,9 +168,9 @@ mod tests {
         let path = folder.path().join("vol0.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(check(&endpoint(&path)).is_ok());
-        let (_socket, _listener) = NbdSocket::listen(&endpoint(&path), NbdMode::default()).unwrap();
+        let (_socket, _listener) = NbdSocket::listen(&endpoint(&path), NbdMode::default(), IN_USE_PATIENCE).unwrap();
         assert!(matches!(check(&endpoint(&path)), Err(SocketError::InUse(_))));
-        assert!(matches!(NbdSocket::listen(&endpoint(&path), NbdMode::default()), Err(SocketError::InUse(_))));
+        assert!(matches!(NbdSocket::listen(&endpoint(&path), NbdMode::default(), IN_USE_PATIENCE), Err(SocketError::InUse(_))));
         assert!(path.exists());
     }
 
@@ -187,7 +187,7 @@ mod tests {
                 drop((unix, tcp));
             });
             assert!(check(&endpoint(&path)).is_ok());
-            assert!(NbdSocket::listen(&address, NbdMode::default()).is_ok());
+            assert!(NbdSocket::listen(&address, NbdMode::default(), IN_USE_PATIENCE).is_ok());
         });
     }
 
@@ -196,7 +196,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("data");
         std::fs::write(&path, "precious").unwrap();
-        assert!(matches!(NbdSocket::listen(&endpoint(&path), NbdMode::default()), Err(SocketError::NotASocket(_))));
+        assert!(matches!(NbdSocket::listen(&endpoint(&path), NbdMode::default(), IN_USE_PATIENCE), Err(SocketError::NotASocket(_))));
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     }
 
@@ -204,7 +204,7 @@ mod tests {
     fn a_successor_keeps_its_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vol0.sock");
-        let (first, _) = NbdSocket::listen(&endpoint(&path), NbdMode::default()).unwrap();
+        let (first, _) = NbdSocket::listen(&endpoint(&path), NbdMode::default(), IN_USE_PATIENCE).unwrap();
         std::fs::remove_file(&path).unwrap();
         let _successor = std::os::unix::net::UnixListener::bind(&path).unwrap();
         drop(first);
@@ -215,13 +215,13 @@ mod tests {
     fn odd_names_are_escaped_in_the_uri() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a b?.sock");
-        let (socket, _listener) = NbdSocket::listen(&endpoint(&path), NbdMode::default()).unwrap();
+        let (socket, _listener) = NbdSocket::listen(&endpoint(&path), NbdMode::default(), IN_USE_PATIENCE).unwrap();
         assert_eq!(socket.uri("é&1"), format!("nbd+unix:///%C3%A9%261?socket={}/a%20b%3F.sock", folder.path().display()));
     }
 
     #[test]
     fn a_tcp_port_of_zero_is_told() {
-        let (socket, _listener) = NbdSocket::listen(&"tcp:127.0.0.1:0".parse().unwrap(), NbdMode::default()).unwrap();
+        let (socket, _listener) = NbdSocket::listen(&"tcp:127.0.0.1:0".parse().unwrap(), NbdMode::default(), IN_USE_PATIENCE).unwrap();
         let uri = socket.uri("");
         assert!(uri.starts_with("nbd://127.0.0.1:") && !uri.contains(":0/"), "{uri}");
     }

@@ -1,8 +1,8 @@
 //! One volume of the daemon: how it is served, and where it stands.
 
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use godwit_config::{NbdDevice, NbdEndpoint, NbdMode};
@@ -14,7 +14,7 @@ use crate::block::Geometry;
 use crate::device::{self, Device, Links};
 use crate::host::{Mailbox, VolumeInfo, VolumeSettings};
 use crate::nbd;
-use crate::socket::NbdSocket;
+use crate::socket::{IN_USE_PATIENCE, NbdSocket};
 use crate::threads::Threads;
 use crate::worker::{ToVolume, ToWorker, VolumeNumber};
 
@@ -126,6 +126,12 @@ pub(super) enum Outlet {
     Nothing,
 }
 
+/// How long a socket that is in use is waited for: all that want one together wait no longer than one does, for the daemon does nothing else meanwhile.
+fn patience() -> Duration {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    IN_USE_PATIENCE.saturating_sub(FIRST.get_or_init(Instant::now).elapsed())
+}
+
 impl Volume {
     /// Serves the volume, which is up now.
     pub(super) fn serve(&mut self, number: VolumeNumber, info: VolumeInfo) -> Result<(), ServiceError> {
@@ -136,7 +142,7 @@ impl Volume {
         let export = nbd::Volume::new(name, &settings.name, &info.geometry, nbd::Limits::default())?;
         let outlet = match &self.wanted.service {
             Service::Nbd { endpoint, mode, .. } => {
-                let (socket, listener) = NbdSocket::listen(endpoint, *mode)?;
+                let (socket, listener) = NbdSocket::listen(endpoint, *mode, patience())?;
                 serve_on(workers, number, &export);
                 workers[0].send(ToWorker::Volume(number, ToVolume::Listen(listener, workers.to_vec())));
                 Outlet::Nbd(socket)
