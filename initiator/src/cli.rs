@@ -274,7 +274,7 @@ pub struct DisconnectArgs {
     /// The volume's name, its NQN, or its device
     pub volume: String,
 
-    /// Also when it is mounted or open, and when what was written cannot be flushed
+    /// Also when it is mounted or open, when NBD clients are connected, and when what was written cannot be flushed
     #[arg(long)]
     pub force: bool,
 

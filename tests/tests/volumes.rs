@@ -144,9 +144,14 @@ fn a_reload_attaches_what_is_new_and_detaches_what_is_gone_and_touches_nothing_e
     world.reload(&["vol0", "vol1"]);
     wait_for("vol1 is there", SOON, || world.names() == ["vol0", "vol1"] && world.status("vol1")["state"] == "live");
     world.reload(&["vol1"]);
+    let kept = "is in use: 1 connection of NBD clients; disconnect them first";
+    wait_for("the log says that vol0 stays", SOON, || world.initiator.output().contains(kept));
+    assert_eq!(world.names(), ["vol0", "vol1"]);
+    client.ask(godwit_nbd::Command::Flush, 0, 0, &[]).expect("its client goes on");
+    drop(client);
+    world.reload(&["vol1"]);
     wait_for("vol0 is gone", SOON, || world.names() == ["vol1"]);
     assert!(!world.folder.path().join("vol0.sock").exists());
-    assert!(client.ask(godwit_nbd::Command::Flush, 0, 0, &[]).is_err(), "its client was let go");
     world.reload(&["vol0", "vol1"]);
     wait_for("vol0 is back", SOON, || world.status("vol1")["state"] == "live" && world.names().len() == 2);
     // What is wrong changes nothing.
@@ -165,6 +170,27 @@ fn a_disconnected_volume_is_gone_and_the_daemon_goes_on() {
     let took = world.initiator.terminate();
     assert!(took < Duration::from_secs(5), "{took:?}");
     assert!(!world.control().exists(), "the control socket goes with its daemon");
+}
+
+#[test]
+fn a_volume_that_nbd_clients_use_is_not_disconnected_unless_forced() {
+    let world = World::start(&["vol0"]);
+    let connect = || {
+        let mut client = Client::connect(&world.folder.path().join("vol0.sock")).unwrap();
+        client.limit(Some(SOON));
+        client
+    };
+    let mut clients = [connect(), connect()];
+    let (code, said) = run_failing(&mut world.ask(&["disconnect", "vol0"]));
+    assert!(code == 1 && said.contains("is in use: 2 connections of NBD clients; disconnect them first, or add --force"), "{code}: {said}");
+    for client in &mut clients {
+        client.ask(godwit_nbd::Command::Flush, 0, 0, &[]).expect("it goes on");
+    }
+    assert_eq!(world.status("vol0")["state"], "live");
+    assert_eq!(run(&mut world.ask(&["disconnect", "vol0", "--force"])), "detached: vol0\n");
+    for client in &mut clients {
+        assert!(client.ask(godwit_nbd::Command::Flush, 0, 0, &[]).is_err(), "it was let go");
+    }
 }
 
 #[test]

@@ -116,7 +116,7 @@ enum Notice {
     Volume(VolumeNumber, VolumeEvent),
     /// Somebody asks, and waits for the answer.
     Request(Value, Sender<Value>),
-    /// A device was looked at and flushed, and may be freed; or why not.
+    /// A volume is not in use, its device was flushed, and it may go; or why not.
     Released(VolumeNumber, Result<(), String>),
     /// SIGTERM or SIGINT.
     Stop,
@@ -484,23 +484,23 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         Ok(())
     }
 
-    /// Looks whether a volume may go, flushes it, and takes it down. `answer` is told how that went.
+    /// Looks whether a volume may go, flushes its device, and takes it down. `answer` is told how that went.
     fn release(&mut self, number: VolumeNumber, force: bool, answer: Option<Sender<Value>>) {
         let Some(volume) = self.volumes.get_mut(&number) else { return };
         volume.asked.extend(answer);
-        match (volume.stage == Stage::Running, volume.device().map(crate::device::Device::disk)) {
-            (true, Some(disk)) => {
+        match volume.use_of().filter(|_| volume.stage == Stage::Running) {
+            Some(of) => {
                 volume.stage = Stage::Releasing;
                 let (sender, name) = (self.sender.clone(), volume.wanted.name.clone());
                 std::thread::spawn(move || {
-                    let result = requests::release(disk, force);
+                    let result = requests::release(&of, force);
                     if let Err(reason) = &result {
                         warn!(volume = name, "stays: {reason}");
                     }
                     let _ = sender.send(Notice::Released(number, result));
                 });
             }
-            _ => self.stop(number, Instant::now() + STOP, After::Removed),
+            None => self.stop(number, Instant::now() + STOP, After::Removed),
         }
     }
 

@@ -12,7 +12,7 @@ use godwit_control::metrics::{self, Kind, Text};
 use godwit_control::{ControlError, Handle, Server, refusal};
 use serde_json::{Map, Value, json};
 
-use super::volume::{Outlet, Stage, Volume};
+use super::volume::{Outlet, Stage, Use, Volume};
 use super::{Daemon, Notice};
 use crate::device::Disk;
 use crate::host::{Latency, QueueStatus, VolumeInfo, VolumeState};
@@ -25,6 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long the kernel may take to say who uses a device.
 const LOOK: Duration = Duration::from_millis(3500);
+
+/// How long an NBD client that leaves may take until its connection has ended here.
+const LEAVING: Duration = Duration::from_millis(500);
 
 /// How long the kernel may take to write a device out before it is freed.
 const FLUSH: Duration = Duration::from_secs(30);
@@ -68,8 +71,34 @@ pub(super) fn holders(disks: &[Disk]) -> Vec<Option<String>> {
     looks.iter().map(|look| look.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap_or_else(|_| silent())).collect()
 }
 
+/// Whether a volume may go, for nobody uses it.
+pub(super) fn release(of: &Use, force: bool) -> Result<(), String> {
+    match of {
+        Use::Device(disk) => release_device(*disk, force),
+        Use::Nbd { .. } if force => Ok(()),
+        Use::Nbd { export, place } => await_clients(|| export.connections()).map_err(|connections| {
+            let plural = if connections == 1 { "" } else { "s" };
+            format!(
+                "{place} is in use: {connections} connection{plural} of NBD clients; disconnect them first, or add --force to lose what they did not flush"
+            )
+        }),
+    }
+}
+
+/// Whether no client is connected, or how many connections stay. One that has closed its end a moment ago is gone, even if our end has not heard of it.
+fn await_clients(connections: impl Fn() -> usize) -> Result<(), usize> {
+    let deadline = Instant::now() + LEAVING;
+    loop {
+        match connections() {
+            0 => return Ok(()),
+            some if Instant::now() >= deadline => return Err(some),
+            _ => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
 /// Whether a device may be freed. What the kernel has of it was written out then.
-pub(super) fn release(disk: Disk, force: bool) -> Result<(), String> {
+fn release_device(disk: Disk, force: bool) -> Result<(), String> {
     if !force && let [Some(holder)] = &holders(&[disk])[..] {
         return Err(format!("{disk} is in use: {holder}; unmount it first, or add --force to lose what was not written"));
     }

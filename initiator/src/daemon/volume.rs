@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::ServiceError;
 use crate::block::Geometry;
-use crate::device::{self, Device, Links};
+use crate::device::{self, Device, Disk, Links};
 use crate::host::{Mailbox, VolumeInfo, VolumeSettings};
 use crate::nbd;
 use crate::socket::{IN_USE_PATIENCE, NbdSocket};
@@ -99,7 +99,7 @@ pub(super) enum Stage {
     Running,
     /// It is to be tried again.
     Failed { again: Instant },
-    /// Its device is looked at and flushed, on a thread of its own.
+    /// It is looked who uses it, and its device is flushed, on a thread of its own.
     Releasing,
     /// Its clients' requests are being answered, on so many threads still.
     Draining { busy: usize, until: Instant },
@@ -117,6 +117,14 @@ pub(super) struct Served {
     pub(super) outlet: Outlet,
     /// When to look whether the device's users were told of a loss meanwhile.
     pub(super) untold: Option<Instant>,
+}
+
+/// Where the use of a volume shows that is to go.
+pub(super) enum Use {
+    /// Who holds the device, the kernel knows.
+    Device(Disk),
+    /// NBD clients are connected to the export, which is at this place.
+    Nbd { export: Arc<nbd::Volume>, place: String },
 }
 
 pub(super) enum Outlet {
@@ -250,6 +258,16 @@ impl Volume {
         match &self.served.as_ref()?.outlet {
             Outlet::Device(device, _) => Some(device),
             Outlet::Nbd(_) | Outlet::Nothing => None,
+        }
+    }
+
+    /// Where its use shows; `None` when it is not served.
+    pub(super) fn use_of(&self) -> Option<Use> {
+        let served = self.served.as_ref()?;
+        match &served.outlet {
+            Outlet::Device(device, _) => Some(Use::Device(device.disk())),
+            Outlet::Nbd(_) => Some(Use::Nbd { export: Arc::clone(&served.export), place: self.place()? }),
+            Outlet::Nothing => None,
         }
     }
 
