@@ -218,6 +218,10 @@ pub trait BlockQueue<R: Reactor> {
     /// The next operation that ended.
     fn next_done(&mut self) -> Option<BlockDone>;
 
+    /// To its user the operation that [`next_done`](Self::next_done) gave last has failed after all, for writes before it were [lost](Losses): it is to be
+    /// counted among the errors.
+    fn failed_after_all(&mut self) {}
+
     /// The user of an operation is gone. If it was not sent yet it ends at once, with [`BlockError::Abandoned`]. If it was sent it ends as usual (after
     /// the volume has reconnected, when need be). No effect on a ticket that is not known.
     fn abandon(&mut self, ticket: Ticket);

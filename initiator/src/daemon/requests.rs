@@ -216,6 +216,8 @@ fn describe(volume: &Volume, now: Instant) -> Value {
     );
     Value::Object(text)
 }
+    put("losses", json!(control.losses));
+    put("restorations", json!(control.restorations));
 
 fn latency(latency: &Latency) -> Value {
     let micros = |time: Option<Duration>| time.map(|time| time.as_secs_f64() * 1e6);
@@ -254,6 +256,9 @@ fn exposition(status: &Value) -> String {
         }
     };
     by_kind("godwit_volume_operations_total", "Operations that ended well.", &|flow| number(&flow["count"]));
+    plain("godwit_volume_losses_total", Kind::Counter, "Times that a target lost acknowledged writes, and clients were told.", &|volume| {
+        number(&volume["losses"])
+    });
     by_kind("godwit_volume_bytes_total", "Bytes that operations moved.", &|flow| number(&flow["bytes"]));
     let mut family = text.family("godwit_volume_latency_seconds", Kind::Gauge, "Latency of operations since the volume was attached.");
     for volume in &volumes {
@@ -266,4 +271,22 @@ fn exposition(status: &Value) -> String {
         }
     }
     text.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_that_failed_and_writes_that_were_lost_are_in_the_metrics() {
+        let volume = json!({ "name": "v", "state": "live", "errors": 2, "losses": 1, "flushes": { "count": 3 } });
+        let text = exposition(&Value::Array(vec![volume]));
+        for line in [
+            "godwit_volume_errors_total{volume=\"v\"} 2\n",
+            "godwit_volume_losses_total{volume=\"v\"} 1\n",
+            "godwit_volume_operations_total{volume=\"v\",kind=\"flushes\"} 3\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+    }
 }

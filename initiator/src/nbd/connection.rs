@@ -14,7 +14,7 @@ use super::limits::Limits;
 use super::output::Output;
 use super::request::PieceSizes;
 use super::transmission::{Supply, Transmission};
-use crate::block::{BlockDone, BlockError, LossWatch, Losses};
+use crate::block::{BlockDone, LossWatch, Losses};
 
 /// An open connection.
 #[derive(Debug)]
@@ -214,23 +214,19 @@ impl Connection {
         }
     }
 
+    /// Whether an operation that ended well fails after all, for the client is to be told of a loss. To be asked once, before [`Self::done`].
+    pub(super) fn must_fail(&mut self, operation: usize, done: &BlockDone, losses: &Losses) -> bool {
+        // The answer to a flush or FUA says that what was written before is safe: it is the one that may not be given after a loss.
+        let Phase::Transmission(transmission) = &self.phase else { return false };
+        done.result.is_ok() && transmission.is_sync(operation) && self.losses.as_mut().is_some_and(|watch| watch.tell(losses))
+    }
+
     /// An operation ended.
-    pub(super) fn done(&mut self, operation: usize, done: BlockDone, losses: &Losses) -> Result<(), End> {
+    pub(super) fn done(&mut self, operation: usize, done: BlockDone) -> Result<(), End> {
         self.dirty = true;
         let data: Option<Buffer> = done.buffer;
         match &mut self.phase {
-            Phase::Transmission(transmission) => {
-                let mut result = done.result;
-                // The answer to a flush or FUA says that what was written before is safe: it is the one that may not be given after a loss.
-                if result.is_ok()
-                    && transmission.is_sync(operation)
-                    && let Some(watch) = &mut self.losses
-                    && watch.tell(losses)
-                {
-                    result = Err(BlockError::WritesLost);
-                }
-                transmission.done(operation, result, data, &mut self.output)
-            }
+            Phase::Transmission(transmission) => transmission.done(operation, done.result, data, &mut self.output),
             Phase::Handshake(_) | Phase::Agreed(_) | Phase::Closing => unreachable!("operations are made in transmission"),
         }
     }

@@ -15,7 +15,7 @@ use super::gate::{Gate, Mark, Orphans};
 use super::request::PieceSizes;
 use super::transmission::Supply;
 use super::volume::Volume;
-use crate::block::{BlockOp, BlockQueue, Ticket};
+use crate::block::{BlockError, BlockOp, BlockQueue, Ticket};
 
 /// The top 16 bits of all tokens of front ends ("NB"). The next 16 are a front end's number.
 const TOKENS: u64 = 0x4e42;
@@ -295,11 +295,15 @@ impl Front {
     }
 
     fn take_done<R: Reactor, Q: BlockQueue<R>>(&mut self, context: &mut Context<'_, R, Q>) {
-        while let Some(done) = context.queue.next_done() {
+        while let Some(mut done) = context.queue.next_done() {
             let (index, operation) = split_ticket(done.ticket);
             match &mut self.entries[index] {
                 Entry::Open { connection, .. } => {
-                    if let Err(end) = connection.done(operation, done, context.queue.losses()) {
+                    if connection.must_fail(operation, &done, context.queue.losses()) {
+                        done.result = Err(BlockError::WritesLost);
+                        context.queue.failed_after_all();
+                    }
+                    if let Err(end) = connection.done(operation, done) {
                         self.end(index, &end, context);
                     }
                 }

@@ -157,11 +157,8 @@ impl IoQueue {
     }
 
     fn end_well(&mut self, now: Time, index: u16) {
-        if let Some(operation) = self.operations.get_mut(index) {
-            let (action, took) = (operation.action, now.since(operation.submitted));
-            self.counters().count(action, took);
-        }
-        self.end_here(index, Ok(()));
+        let count = self.operations.get_mut(index).map(|operation| (operation.action, now.since(operation.submitted)));
+        self.end_counted(index, Ok(()), count);
     }
 
     fn try_acknowledge(&mut self, now: Time, index: u16) -> bool {

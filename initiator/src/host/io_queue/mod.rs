@@ -88,6 +88,9 @@ pub(crate) enum QueueTimer {
     Retry,
 }
 
+/// An operation that ended well, and how long it took.
+type Count = (Action, Duration);
+
 /// An I/O queue.
 #[derive(Debug)]
 pub struct IoQueue {
@@ -114,7 +117,10 @@ pub struct IoQueue {
     waiting: VecDeque<u16>,
     /// To be sent again at a time.
     delayed: Vec<(Time, u16)>,
-    done: VecDeque<BlockDone>,
+    /// What ended, each with what is to be counted of one that ended well.
+    done: VecDeque<(BlockDone, Option<Count>)>,
+    /// Of the one that its user was given last, who may have it fail after all.
+    uncounted: Option<Count>,
     next_sequence: u64,
     in_flight: usize,
     /// The most that may be in flight on this connection.
@@ -158,6 +164,7 @@ impl IoQueue {
             waiting: VecDeque::with_capacity(slots),
             delayed: Vec::with_capacity(slots),
             done: VecDeque::with_capacity(depth),
+            uncounted: None,
             next_sequence: 0,
             in_flight: 0,
             limit: 0,
@@ -213,6 +220,11 @@ impl IoQueue {
 
     /// Ends an operation that is not at the target.
     fn end_here(&mut self, index: u16, result: Result<(), BlockError>) {
+        self.end_counted(index, result, None);
+    }
+
+    /// The same, of one that ended well.
+    fn end_counted(&mut self, index: u16, result: Result<(), BlockError>, count: Option<Count>) {
         let Some(operation) = self.operations.remove(index) else { return };
         let mut buffer = match operation.place {
             Place::Here(buffer) => buffer,
@@ -232,7 +244,7 @@ impl IoQueue {
             Action::Discard => buffer = None,
             _ => {}
         }
-        self.done.push_back(BlockDone { ticket, result, buffer });
+        self.done.push_back((BlockDone { ticket, result, buffer }, count));
     }
 }
 
@@ -258,7 +270,7 @@ impl<R: Reactor> BlockQueue<R> for IoQueue {
             Ok(planned) => planned,
             Err(Untaken::Full(op)) => return Err(op),
             Err(Untaken::Wrong(error, buffer)) => {
-                self.done.push_back(BlockDone { ticket, result: Err(error), buffer });
+                self.done.push_back((BlockDone { ticket, result: Err(error), buffer }, None));
                 return Ok(());
             }
         };
@@ -285,7 +297,19 @@ impl<R: Reactor> BlockQueue<R> for IoQueue {
     }
 
     fn next_done(&mut self) -> Option<BlockDone> {
-        self.done.pop_front()
+        // Only now: its user has taken it for what it is, and a count that others read never goes back.
+        if let Some((action, took)) = self.uncounted.take() {
+            self.counters().count(action, took);
+        }
+        let (done, count) = self.done.pop_front()?;
+        self.uncounted = count;
+        Some(done)
+    }
+
+    fn failed_after_all(&mut self) {
+        if self.uncounted.take().is_some() {
+            self.counters().count_error();
+        }
     }
 
     fn abandon(&mut self, ticket: Ticket) {

@@ -75,6 +75,18 @@ fn the_next_flush_of_each_client_fails_when_unflushed_writes_were_lost() {
 }
 
 #[test]
+fn a_flush_that_failed_for_its_user_is_counted_as_an_error_only() {
+    let mut world = World::up(&Options::default());
+    for fails in [true, false] {
+        let flush = world.submit(BlockOp::Flush).unwrap();
+        world.failing.extend(fails.then_some(flush));
+        world.expect(flush, Ok(()));
+    }
+    let total = world.status.total();
+    assert_eq!((total.errors, total.flushes.count()), (1, 1));
+}
+
+#[test]
 fn zeroes_are_lost_as_data_are() {
     let mut world = World::up(&Options::default());
     let mut client = world.watch();

@@ -33,6 +33,8 @@ struct World {
     events: Receiver<VolumeEvent>,
     seen: Vec<VolumeEvent>,
     done: Vec<BlockDone>,
+    /// The user of operations that end well takes these for failed.
+    failing: Vec<Ticket>,
     next_ticket: u64,
 }
 
@@ -112,7 +114,8 @@ impl World {
         let (_, events) = channel();
         let volume = None;
         let status = VolumeStatus::new(1);
-        Self { reactor, fabric: Fabric::new(), target, volume, status, events, seen: Vec::new(), done: Vec::new(), next_ticket: 0 }
+        let (seen, done, failing) = (Vec::new(), Vec::new(), Vec::new());
+        Self { reactor, fabric: Fabric::new(), target, volume, status, events, seen, done, failing, next_ticket: 0 }
     }
 
     /// Begins to attach a volume, by a port unless the options name addresses.
@@ -201,7 +204,12 @@ impl World {
         }
         volume.on_messages(reactor, fabric);
         if let Some(queue) = volume.queue() {
-            self.done.extend(std::iter::from_fn(|| BlockQueue::<Uring>::next_done(queue)));
+            while let Some(done) = BlockQueue::<Uring>::next_done(queue) {
+                if self.failing.contains(&done.ticket) {
+                    BlockQueue::<Uring>::failed_after_all(queue);
+                }
+                self.done.push(done);
+            }
         }
         volume.pump(reactor, fabric);
         fabric.flush(reactor);

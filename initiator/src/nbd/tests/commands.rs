@@ -169,6 +169,7 @@ fn lost_writes_are_told_once_by_the_next_flush_or_fua_of_each_connection() {
         assert_eq!(ask(&mut world, &mut later, Command::Flush, none, 0, 0).errno, Errno::OK);
         world.queue.losses.add();
         assert_eq!(ask(&mut world, &mut later, Command::Flush, none, 0, 0).errno, Errno::EIO);
+        assert_eq!(world.queue.failed_after_all, syncs.len() + 2, "each is counted as an error");
         world.assert_at_rest();
     }
 }

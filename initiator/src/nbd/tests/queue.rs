@@ -67,6 +67,8 @@ pub(super) struct MemoryQueue {
     pub(super) refusals: usize,
     /// Writes that were lost after they had been acknowledged.
     pub(super) losses: Losses,
+    /// Operations that ended well and not so for their clients.
+    pub(super) failed_after_all: usize,
     tickets: HashSet<Ticket>,
     done: VecDeque<BlockDone>,
 }
@@ -86,6 +88,7 @@ impl MemoryQueue {
             broken: Vec::new(),
             refusals: 0,
             losses: Losses::default(),
+            failed_after_all: 0,
             tickets: HashSet::new(),
             done: VecDeque::new(),
         }
@@ -231,6 +234,10 @@ impl<R: Reactor> BlockQueue<R> for MemoryQueue {
         let done = self.done.pop_front()?;
         assert!(self.tickets.remove(&done.ticket));
         Some(done)
+    }
+
+    fn failed_after_all(&mut self) {
+        self.failed_after_all += 1;
     }
 
     fn abandon(&mut self, ticket: Ticket) {
