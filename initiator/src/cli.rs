@@ -248,7 +248,7 @@ pub struct AskArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// The daemon's control socket [default: those of all daemons of this machine]
+    /// The daemon's control socket, or a folder with those of several [default: those of all daemons of this user on this machine]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 }

@@ -193,6 +193,40 @@ fn a_volume_that_nbd_clients_use_is_not_disconnected_unless_forced() {
     }
 }
 
+/// Daemons of an ordinary user, whose sockets are in a folder of their own.
+#[test]
+fn a_name_that_two_daemons_have_is_not_disconnected_before_one_is_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = Target::start("memory:16MiB");
+    let control = |which: usize| folder.path().join(format!("initiator-{which}.sock"));
+    let mut daemons: Vec<_> = (0..2)
+        .map(|which| {
+            let mut command = Command::new(binary("godwit"));
+            command.args(["connect", &target.url(), "--name", "twin", "--nbd"]);
+            command.arg(format!("unix:{}", folder.path().join(format!("{which}.nbd")).display())).arg("--control").arg(control(which));
+            let mut daemon = Process::start(&mut command);
+            daemon.await_word("ready: ").unwrap();
+            daemon
+        })
+        .collect();
+    let ask = |arguments: &[&str], whom: &Path| {
+        let mut command = Command::new(binary("godwit"));
+        command.args(arguments).arg("--control").arg(whom);
+        command
+    };
+    let (code, said) = run_failing(&mut ask(&["disconnect", "twin"], folder.path()));
+    assert!(code == 1 && said.contains("`twin` could be any of 2 volumes"), "{code}: {said}");
+    let list = run(&mut ask(&["list"], folder.path()));
+    for (which, daemon) in daemons.iter().enumerate() {
+        let candidate = format!("twin of the daemon with PID {}, target {}", daemon.pid(), target.address);
+        assert!(said.contains(&candidate) && said.contains(&format!("--control {}", control(which).display())), "{said}");
+        assert!(list.contains(&format!("  {}  ", daemon.pid())), "{list}");
+    }
+    assert_eq!(run(&mut ask(&["disconnect", "twin"], &control(1))), "detached: twin\n");
+    assert!(daemons[1].wait(SOON).success(), "it ends with its volume");
+    assert!(run(&mut ask(&["list"], folder.path())).contains(&format!("  {}  ", daemons[0].pid())), "the other one goes on");
+}
+
 #[test]
 fn a_volume_whose_target_is_not_there_yet_is_tried_again() {
     let mut world = World::start(&["vol0"]);

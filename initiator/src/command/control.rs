@@ -45,9 +45,10 @@ fn own(told: Option<&Path>, name: &str) -> Option<ControlSocket> {
     }
 }
 
-/// The control sockets to ask.
+/// The control sockets to ask: one that was named, or those of a folder.
 fn sockets(told: Option<&Path>) -> Vec<PathBuf> {
     match told {
+        Some(folder) if folder.is_dir() => place::initiators_in(folder),
         Some(path) => vec![path.to_owned()],
         None => place::of_initiators().map(|folder| place::initiators_in(&folder)).unwrap_or_default(),
     }
@@ -61,7 +62,7 @@ fn ask_all(ask: &AskArgs, volume: Option<&str>) -> Result<Vec<Value>, Failure> {
             Ok(Value::Array(more)) => volumes.extend(more),
             // Another daemon may have it. And one that was killed has left its socket.
             Err(ControlError::Refused(_)) => {}
-            Err(ControlError::NoServer(_)) if ask.control.is_none() => {}
+            Err(ControlError::NoServer(_)) if ask.control.as_deref().is_none_or(Path::is_dir) => {}
             Ok(_) => return Err(failed(&ControlError::NoAnswer(socket))),
             Err(error) => return Err(failed(&error)),
         }
@@ -80,7 +81,7 @@ pub(super) fn list(args: &AskArgs) -> Result<(), Failure> {
     if volumes.is_empty() {
         return print(b"no volumes: `godwit connect` or `godwit run` attaches some\n");
     }
-    let mut rows = vec![["NAME", "STATE", "SIZE", "SERVED AS", "TARGET", "NQN"].map(str::to_owned)];
+    let mut rows = vec![["NAME", "STATE", "SIZE", "SERVED AS", "TARGET", "PID", "NQN"].map(str::to_owned)];
     rows.extend(volumes.iter().map(|volume| {
         [
             text(&volume["name"]),
@@ -88,6 +89,7 @@ pub(super) fn list(args: &AskArgs) -> Result<(), Failure> {
             volume["size_bytes"].as_u64().map_or_else(|| "-".to_owned(), size),
             text(&volume["served"]),
             text(&volume["address"]),
+            text(&volume["pid"]),
             text(&volume["nqn"]),
         ]
     }));
@@ -114,22 +116,46 @@ pub(super) fn status(args: &StatusArgs) -> Result<(), Failure> {
 }
 
 pub(super) fn disconnect(args: &DisconnectArgs) -> Result<(), Failure> {
-    let request = json!({ "command": "disconnect", "volume": args.volume, "force": args.force });
+    let mut found = Vec::new();
     for socket in sockets(args.ask.control.as_deref()) {
-        let here = json!({ "command": "status", "volume": args.volume });
-        match Client::call(&socket, &here, PATIENCE) {
-            Ok(_) => {
-                let answer = Client::call(&socket, &request, PATIENCE).map_err(|error| failed(&error))?;
-                if args.ask.json {
-                    return print_json(&answer);
-                }
-                return print(format!("detached: {}\n", text(&answer["detached"])).as_bytes());
-            }
+        match Client::call(&socket, &json!({ "command": "status", "volume": args.volume }), PATIENCE) {
+            Ok(Value::Array(volumes)) => found.extend(volumes.into_iter().map(|volume| (socket.clone(), volume))),
             Err(ControlError::Refused(_) | ControlError::NoServer(_)) => {}
+            Ok(_) => return Err(failed(&ControlError::NoAnswer(socket))),
             Err(error) => return Err(failed(&error)),
         }
     }
-    Err(unknown(&args.volume))
+    let [(socket, _)] = &found[..] else {
+        return Err(if found.is_empty() { unknown(&args.volume) } else { ambiguous(&args.volume, &found) });
+    };
+    let request = json!({ "command": "disconnect", "volume": args.volume, "force": args.force });
+    let answer = Client::call(socket, &request, PATIENCE).map_err(|error| failed(&error))?;
+    if args.ask.json {
+        return print_json(&answer);
+    }
+    print(format!("detached: {}\n", text(&answer["detached"])).as_bytes())
+}
+
+/// Which volumes could be meant, and how to say which.
+fn ambiguous(name: &str, found: &[(PathBuf, Value)]) -> Failure {
+    let candidates: Vec<_> = found
+        .iter()
+        .map(|(socket, volume)| {
+            format!(
+                "{} of the daemon with PID {}, target {}, as {} (--control {})",
+                text(&volume["name"]),
+                text(&volume["pid"]),
+                text(&volume["address"]),
+                text(&volume["served"]),
+                socket.display()
+            )
+        })
+        .collect();
+    Failure::Failed(format!(
+        "`{name}` could be any of {} volumes: {}; nothing was done: choose one by its daemon's --control, or by what it is served as",
+        found.len(),
+        candidates.join("; ")
+    ))
 }
 
 pub(super) fn prepare_shutdown(args: &AskArgs) -> Result<(), Failure> {

@@ -16,6 +16,7 @@ use super::volume::{Outlet, Stage, Use, Volume};
 use super::{Daemon, Notice};
 use crate::device::Disk;
 use crate::host::{Latency, QueueStatus, VolumeInfo, VolumeState};
+use crate::worker::VolumeNumber;
 
 /// Who may ask: the daemon's user.
 const MODE: u32 = 0o600;
@@ -129,18 +130,21 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         let reply = match request.get("command").and_then(Value::as_str) {
             Some("status") => match name {
                 None => Value::Array(self.volumes.values().map(|volume| describe(volume, now)).collect()),
-                Some(name) => match self.named(name) {
-                    Some(number) => Value::Array(vec![describe(&self.volumes[&number], now)]),
-                    None => unknown(name),
+                Some(name) => match &self.named(name)[..] {
+                    [] => unknown(name),
+                    numbers => Value::Array(numbers.iter().map(|number| describe(&self.volumes[number], now)).collect()),
                 },
             },
             Some("disconnect") => match name.map(|name| (name, self.named(name))) {
                 None => refusal("`disconnect` needs a `volume`"),
-                Some((name, None)) => unknown(name),
-                Some((_, Some(number))) => {
-                    let force = request.get("force").and_then(Value::as_bool).unwrap_or(false);
-                    return self.release(number, force, Some(answer));
-                }
+                Some((name, numbers)) => match numbers[..] {
+                    [] => unknown(name),
+                    [number] => {
+                        let force = request.get("force").and_then(Value::as_bool).unwrap_or(false);
+                        return self.release(number, force, Some(answer));
+                    }
+                    _ => refusal(format!("{} volumes here are called `{name}`", numbers.len())),
+                },
             },
             Some("prepare_shutdown") => {
                 self.prepare_shutdown();
@@ -153,12 +157,16 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         let _ = answer.send(reply);
     }
 
-    /// A volume by its name, its NQN, or where it is served.
-    fn named(&self, name: &str) -> Option<crate::worker::VolumeNumber> {
-        let matches = |volume: &Volume| {
-            volume.wanted.name == name || volume.wanted.settings.names.subsystem.as_str() == name || volume.place().as_deref() == Some(name)
+    /// The volume of a name; without one, those of that NQN or that place.
+    fn named(&self, name: &str) -> Vec<VolumeNumber> {
+        let matching = |matches: &dyn Fn(&Volume) -> bool| -> Vec<_> {
+            self.volumes.iter().filter(|(_, volume)| matches(volume)).map(|(&number, _)| number).collect()
         };
-        self.volumes.iter().find(|(_, volume)| matches(volume)).map(|(&number, _)| number)
+        let named = matching(&|volume| volume.wanted.name == name);
+        if !named.is_empty() {
+            return named;
+        }
+        matching(&|volume| volume.wanted.settings.names.subsystem.as_str() == name || volume.place().as_deref() == Some(name))
     }
 }
 
@@ -179,6 +187,7 @@ fn describe(volume: &Volume, now: Instant) -> Value {
     let mut text = Map::new();
     let mut put = |name: &str, value: Value| text.insert(name.to_owned(), value);
     put("name", json!(volume.wanted.name));
+    put("pid", json!(std::process::id()));
     put("state", json!(state));
     put("since_seconds", json!(now.saturating_duration_since(control.since).as_secs()));
     put("nqn", json!(settings.names.subsystem.as_str()));
@@ -207,17 +216,18 @@ fn describe(volume: &Volume, now: Instant) -> Value {
     }
     put("errors", json!(total.errors));
     put("retries", json!(total.retries));
+    put("losses", json!(control.losses));
+    put("restorations", json!(control.restorations));
     put(
         "last_error",
-        match control.last_error {
+        // A loss of writes comes with a lost target, and is the graver news.
+        match control.last_error.max(control.last_loss) {
             None => Value::Null,
             Some((at, text)) => json!({ "at": at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()), "text": text }),
         },
     );
     Value::Object(text)
 }
-    put("losses", json!(control.losses));
-    put("restorations", json!(control.restorations));
 
 fn latency(latency: &Latency) -> Value {
     let micros = |time: Option<Duration>| time.map(|time| time.as_secs_f64() * 1e6);
@@ -246,6 +256,9 @@ fn exposition(status: &Value) -> String {
         number(&volume["reconnects"])
     });
     plain("godwit_volume_errors_total", Kind::Counter, "Operations that ended with an error.", &|volume| number(&volume["errors"]));
+    plain("godwit_volume_losses_total", Kind::Counter, "Times that a target lost acknowledged writes, and clients were told.", &|volume| {
+        number(&volume["losses"])
+    });
     plain("godwit_volume_retries_total", Kind::Counter, "Commands that were sent again.", &|volume| number(&volume["retries"]));
     let mut by_kind = |metric, help, value: &dyn Fn(&Value) -> f64| {
         let mut family = text.family(metric, Kind::Counter, help);
@@ -256,9 +269,6 @@ fn exposition(status: &Value) -> String {
         }
     };
     by_kind("godwit_volume_operations_total", "Operations that ended well.", &|flow| number(&flow["count"]));
-    plain("godwit_volume_losses_total", Kind::Counter, "Times that a target lost acknowledged writes, and clients were told.", &|volume| {
-        number(&volume["losses"])
-    });
     by_kind("godwit_volume_bytes_total", "Bytes that operations moved.", &|flow| number(&flow["bytes"]));
     let mut family = text.family("godwit_volume_latency_seconds", Kind::Gauge, "Latency of operations since the volume was attached.");
     for volume in &volumes {
