@@ -154,6 +154,17 @@ fn a_reload_attaches_what_is_new_and_detaches_what_is_gone_and_touches_nothing_e
     assert!(!world.folder.path().join("vol0.sock").exists());
     world.reload(&["vol0", "vol1"]);
     wait_for("vol0 is back", SOON, || world.status("vol1")["state"] == "live" && world.names().len() == 2);
+    // What cannot be changed is told.
+    let file = world.folder.path().join("initiator.yaml");
+    let text = fs::read_to_string(&file).unwrap();
+    let text = text.replace("reactors: 2\nmetrics: \"127.0.0.1:0\"\n", "reactors: 1\npoll: 7us\nhost: { nqn: nqn.2026-11.org.example:host }\n");
+    fs::write(&file, text.replace("control.sock", "other.sock")).unwrap();
+    world.initiator.signal(Signal::SIGHUP);
+    let told = |key| format!("`{key}` cannot be changed while the daemon runs; put it back, or restart the daemon");
+    for key in ["host", "reactors", "poll", "control", "metrics"] {
+        wait_for(&format!("the log names {key}"), SOON, || world.initiator.output().contains(&told(key)));
+    }
+    assert_eq!(world.names().len(), 2);
     // What is wrong changes nothing.
     fs::write(world.folder.path().join("initiator.yaml"), "volumes: [{ name: x }]\n").unwrap();
     world.initiator.signal(Signal::SIGHUP);

@@ -1,8 +1,8 @@
 //! `godwit run`: serves the volumes of a configuration file until a signal comes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use godwit_config::{Front, Initiator, LoadError, Paths as ConfiguredPaths, Transport, Volume};
+use godwit_config::{Front, Initiator, LoadError, Located, Paths as ConfiguredPaths, Transport, Volume};
 
 use super::volume::{self, Paths, address, io_queues};
 use super::{Failure, control, names, print};
@@ -21,16 +21,13 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
         Ok(_) => Err(Failure::Failed(format!("metrics: {} has no address", address.value))),
         Err(error) => Err(Failure::Failed(format!("metrics: cannot find the address of {}: {}", address.value, in_words(&error)))),
     });
-    let file = args.config.clone();
     let setup = Setup {
         reactors: configuration.reactors.get().into(),
         worker: volume::worker(configuration.poll),
         control: control::of_the_configured(configuration.control.as_ref().map(|path| path.value.as_path())),
         metrics: metrics.transpose()?,
         volumes,
-        purpose: Purpose::Configured(Box::new(move || {
-            load(&file).and_then(|configuration| wanted(&configuration)).map_err(|failure| failure.to_string())
-        })),
+        purpose: Purpose::Configured(reader(args.config.clone(), configuration)),
     };
     let ready = |name: &str, place: &str, info: &crate::host::VolumeInfo| {
         let bytes = info.geometry.size_bytes;
@@ -38,6 +35,40 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
         let _ = print(format!("ready: {name} as {place} ({bytes} bytes in blocks of {})\n", info.geometry.block_bytes).as_bytes());
     };
     serve(setup, ready).map_err(|error| Failure::Failed(error.to_string()))
+}
+
+/// Reads anew the volumes of a configuration that is `applied`, and says of what else has changed that it stays as it was.
+fn reader(file: PathBuf, applied: Initiator) -> Box<dyn FnMut() -> Result<Vec<Wanted>, String>> {
+    Box::new(move || {
+        let read = || -> Result<_, Failure> {
+            let configuration = load(&file)?;
+            let changed = unchangeable(&applied, &configuration);
+            let Initiator { host_nqn, host_id, .. } = applied.clone();
+            let volumes = wanted(&Initiator { host_nqn, host_id, reactors: applied.reactors, ..configuration })?;
+            Ok((changed, volumes))
+        };
+        let (changed, volumes) = read().map_err(|failure| failure.to_string())?;
+        for key in changed {
+            tracing::warn!("`{key}` cannot be changed while the daemon runs; put it back, or restart the daemon");
+        }
+        Ok(volumes)
+    })
+}
+
+/// The keys of what a running daemon cannot change, and what differs.
+fn unchangeable(applied: &Initiator, wanted: &Initiator) -> Vec<&'static str> {
+    fn value<T>(located: &Option<Located<T>>) -> Option<&T> {
+        located.as_ref().map(|located| &located.value)
+    }
+    let host = |of: &Initiator| (value(&of.host_nqn).cloned(), value(&of.host_id).copied());
+    let differs = [
+        ("host", host(applied) != host(wanted)),
+        ("reactors", applied.reactors != wanted.reactors),
+        ("poll", applied.poll != wanted.poll),
+        ("control", value(&applied.control) != value(&wanted.control)),
+        ("metrics", value(&applied.metrics) != value(&wanted.metrics)),
+    ];
+    differs.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()
 }
 
 fn load(path: &Path) -> Result<Initiator, Failure> {
