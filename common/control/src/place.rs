@@ -2,8 +2,11 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::unistd::geteuid;
+
+use crate::unix;
 
 /// The name of a target's socket in the runtime directory.
 const TARGET: &str = "target.sock";
@@ -52,6 +55,20 @@ pub fn initiators_in(folder: &Path) -> Vec<PathBuf> {
     sockets
 }
 
+/// Removes the sockets that daemons of one process each have left in a folder when they were killed: where nobody listens, and the process is not there. (It may
+/// be there and not listen yet, and one may listen of which this process cannot see that it is there, being in a container.)
+pub fn remove_dead_initiators(folder: &Path) {
+    for socket in initiators_in(folder) {
+        let name = socket.file_stem().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(INITIATOR)?.strip_prefix('-'));
+        let Some(process) = name.and_then(|process| process.parse::<u32>().ok()) else { continue };
+        let is_gone = !Path::new("/proc").join(process.to_string()).exists();
+        if is_gone && unix::is_stale(&socket, Duration::ZERO).unwrap_or(false) {
+            // Another daemon that starts may have been faster.
+            let _ = std::fs::remove_file(&socket);
+        }
+    }
+}
+
 fn target_of(root: bool, environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let from = |name: &str| environment(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let of_service = from("RUNTIME_DIRECTORY").and_then(|all| all.to_str().and_then(|all| all.split(':').next()).map(PathBuf::from));
@@ -98,5 +115,22 @@ mod tests {
         names.iter().for_each(|name| std::fs::write(folder.path().join(name), "").unwrap());
         assert_eq!(initiators_in(folder.path()), ["initiator-7.sock", "initiator.sock"].map(|name| folder.path().join(name)));
         assert!(initiators_in(&folder.path().join("nowhere")).is_empty());
+    }
+
+    #[test]
+    fn only_sockets_that_nobody_listens_on_and_whose_process_is_gone_are_removed() {
+        use std::os::unix::net::UnixListener;
+        // Larger than any that the kernel gives.
+        const GONE: u32 = 1 << 30;
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (dead, heard) = (path(&initiator_name(Some(GONE))), path(&initiator_name(Some(GONE + 1))));
+        let _listener = UnixListener::bind(&heard).unwrap();
+        let kept = [path(&initiator_name(Some(std::process::id()))), path(&initiator_name(None)), path("initiator-x.sock")];
+        kept.iter().chain([&dead]).for_each(|path| drop(UnixListener::bind(path).unwrap()));
+        let file = path(&initiator_name(Some(GONE + 2)));
+        std::fs::write(&file, "").unwrap();
+        remove_dead_initiators(folder.path());
+        assert!(!dead.exists() && heard.exists() && file.exists() && kept.iter().all(|path| path.exists()));
     }
 }

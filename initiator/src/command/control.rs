@@ -35,9 +35,18 @@ fn own(told: Option<&Path>, name: &str) -> Option<ControlSocket> {
     if let Some(path) = told {
         return Some(ControlSocket { path: path.to_owned(), is_asked_for: true });
     }
-    let folder = place::of_initiators()?;
+    let Some(folder) = place::of_initiators() else {
+        tracing::warn!(
+            "`godwit list` does not find this daemon, for there is no place for its control socket: set XDG_RUNTIME_DIR, or name one by --control (of a \
+             configuration: `control:`)"
+        );
+        return None;
+    };
     match fs::create_dir_all(&folder) {
-        Ok(()) => Some(ControlSocket { path: folder.join(name), is_asked_for: false }),
+        Ok(()) => {
+            place::remove_dead_initiators(&folder);
+            Some(ControlSocket { path: folder.join(name), is_asked_for: false })
+        }
         Err(error) => {
             tracing::info!("`godwit list` does not find this daemon: {}: {error}", folder.display());
             None
