@@ -149,8 +149,14 @@ fn a_reload_attaches_what_is_new_and_detaches_what_is_gone_and_touches_nothing_e
     assert_eq!(world.names(), ["vol0", "vol1"]);
     client.ask(godwit_nbd::Command::Flush, 0, 0, &[]).expect("its client goes on");
     drop(client);
+    let log = world.initiator.output();
+    assert!(log.contains("vol1 is new") && log.contains("vol0 stays: "), "{log}");
+    for line in log.lines().filter(|line| line.contains("attached namespace") || line.contains("NBD client connected")) {
+        assert!(line.contains("volume=\"vol"), "{line}");
+    }
     world.reload(&["vol1"]);
     wait_for("vol0 is gone", SOON, || world.names() == ["vol1"]);
+    assert!(world.initiator.output().contains("vol0 is detached"));
     assert!(!world.folder.path().join("vol0.sock").exists());
     world.reload(&["vol0", "vol1"]);
     wait_for("vol0 is back", SOON, || world.status("vol1")["state"] == "live" && world.names().len() == 2);

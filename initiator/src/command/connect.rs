@@ -7,7 +7,7 @@ use super::{Failure, control, explain, names, print};
 use crate::cli::ConnectArgs;
 use crate::daemon::{Purpose, Service, Setup, Wanted, serve};
 use crate::device;
-use crate::host::VolumeInfo;
+use crate::host::{VolumeInfo, VolumeSettings};
 use crate::socket;
 
 pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
@@ -26,9 +26,11 @@ pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
     let names = names(&args.host, subsystem.clone())?;
     let reactors = usize::from(args.reactors.get());
     let io_queues = io_queues(&options, reactors);
+    let name = args.name.as_ref().map_or_else(|| short_name(subsystem.as_str()), ToString::to_string);
+    let settings = volume::settings(&options, paths(args, &options), names.clone(), args.url.nsid, io_queues)?;
     let wanted = Wanted {
-        name: args.name.clone().unwrap_or_else(|| short_name(subsystem.as_str())),
-        settings: volume::settings(&options, paths(args, &options), names.clone(), args.url.nsid, io_queues)?,
+        settings: VolumeSettings { name: name.clone(), ..settings },
+        name,
         io_queues,
         own_threads: false,
         service,

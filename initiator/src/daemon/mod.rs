@@ -295,7 +295,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
                     self.outcome = Err(error.into());
                     self.forget(number, After::Removed);
                 } else {
-                    warn!(volume = volume.wanted.name, "cannot be attached yet: {error}");
+                    warn!(volume = volume.wanted.name, "{} cannot be attached yet: {error}", volume.wanted.name);
                     self.forget(number, After::Again);
                 }
             }
@@ -323,7 +323,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         if matches!(self.purpose, Purpose::OneVolume) {
             self.outcome = Err(error);
         } else if let Some(volume) = self.volumes.get_mut(&number) {
-            warn!(volume = volume.wanted.name, "cannot be served: {error}");
+            warn!(volume = volume.wanted.name, "{} cannot be served: {error}", volume.wanted.name);
             volume.wanted.settings.status.update(|status| status.failed(&error));
         }
         self.stop(number, Instant::now() + STOP, After::Again);
@@ -347,7 +347,8 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
                 volume.after = after;
                 volume.stage = Stage::Draining { busy: threads.workers().len(), until: limit.checked_sub(DETACH).unwrap_or(limit) };
             }
-            Stage::Failed { .. } => self.forget(number, After::Removed),
+            Stage::Failed { .. } => self.remove(number),
+            Stage::Gone if after == After::Removed => self.remove(number),
             Stage::Draining { .. } | Stage::Detaching { .. } | Stage::Gone => {}
         }
     }
@@ -375,7 +376,18 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
     fn ended(&mut self, number: VolumeNumber) {
         let Some(volume) = self.volumes.get(&number) else { return };
         let alone = self.stopping || matches!(self.purpose, Purpose::OneVolume);
-        self.forget(number, if alone { After::Removed } else { volume.after });
+        match volume.after {
+            After::Removed => self.remove(number),
+            after => self.forget(number, if alone { After::Removed } else { after }),
+        }
+    }
+
+    /// Forgets a volume that is not wanted any more.
+    fn remove(&mut self, number: VolumeNumber) {
+        if let Some(volume) = self.volumes.get(&number) {
+            info!(volume = volume.wanted.name, "{} is detached", volume.wanted.name);
+        }
+        self.forget(number, After::Removed);
     }
 
     /// Has the threads forget a volume.
@@ -470,14 +482,14 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
                     self.start(wanted.swap_remove(index))?;
                 }
                 Some(index) => {
-                    warn!(volume = name, "is configured otherwise now; `godwit disconnect {name}` and a reload make it so");
+                    warn!(volume = name, "{name} is configured otherwise now; `godwit disconnect {name}` and a reload make it so");
                     wanted.swap_remove(index);
                 }
                 None => self.release(number, false, None),
             }
         }
         for wanted in wanted {
-            info!(volume = wanted.name, "is new");
+            info!(volume = wanted.name, "{} is new", wanted.name);
             self.start(wanted)?;
         }
         tell_systemd(&[NotifyState::Ready]);
@@ -495,7 +507,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
                 std::thread::spawn(move || {
                     let result = requests::release(&of, force);
                     if let Err(reason) = &result {
-                        warn!(volume = name, "stays: {reason}");
+                        warn!(volume = name, "{name} stays: {reason}");
                     }
                     let _ = sender.send(Notice::Released(number, result));
                 });

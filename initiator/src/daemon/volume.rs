@@ -147,7 +147,7 @@ impl Volume {
         let workers = serving(threads, &info);
         let settings = &self.wanted.settings;
         let name = if let Service::Nbd { export_name, .. } = &self.wanted.service { export_name } else { "" };
-        let export = nbd::Volume::new(name, &settings.name, &info.geometry, nbd::Limits::default())?;
+        let export = nbd::Volume::labelled(&settings.name, name, settings.names.subsystem.as_str(), &info.geometry, nbd::Limits::default())?;
         let outlet = match &self.wanted.service {
             Service::Nbd { endpoint, mode, .. } => {
                 let (socket, listener) = NbdSocket::listen(endpoint, *mode, patience())?;

@@ -130,17 +130,17 @@ impl Front {
         let index = self.next_place();
         let stream = match reactor.adopt(incoming, self.token(Purpose::Stream, index, self.generation)) {
             Ok(stream) => stream,
-            Err(error) => return tracing::warn!("cannot take over an NBD connection: {error}"),
+            Err(error) => return tracing::warn!(volume = self.volume.label(), "cannot take over an NBD connection: {error}"),
         };
         let peer = reactor.peer(stream);
         let name = Name(peer.as_ref());
         if self.stopping || !self.volume.enter() {
             let limit = self.volume.limits().connections;
             let why = if self.stopping { "shutting down" } else { "limit of connections" };
-            tracing::warn!(client = %name, limit, "NBD client refused: {why}");
+            tracing::warn!(volume = self.volume.label(), client = %name, limit, "NBD client refused: {why}");
             return reactor.close_gracefully(stream);
         }
-        tracing::info!(client = %name, connections = self.volume.connections(), "NBD client connected");
+        tracing::info!(volume = self.volume.label(), client = %name, connections = self.volume.connections(), "NBD client connected");
         let deadline = reactor.now() + self.volume.limits().handshake;
         let handshake = Some(reactor.set_timer(deadline, self.token(Purpose::Handshake, index, self.generation)));
         let connection = Box::new(Connection::new(stream, peer, self.generation, self.volume.exports()));
@@ -154,7 +154,7 @@ impl Front {
         let stream = match reactor.adopt(incoming, self.token(Purpose::Stream, index, self.generation)) {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!("cannot take over a socket to the kernel: {error}");
+                tracing::warn!(volume = self.volume.label(), "cannot take over a socket to the kernel: {error}");
                 return self.ended_links.push((link, LinkEnd::Lost));
             }
         };
@@ -222,7 +222,7 @@ impl Front {
             Event::Timer { .. } if connection.is_in_handshake() => {
                 *handshake = None;
                 let end = End::HandshakeTimeout;
-                tracing::info!(client = %Name(connection.peer.as_ref()), "NBD connection ended: {end}");
+                tracing::info!(volume = self.volume.label(), client = %Name(connection.peer.as_ref()), "NBD connection ended: {end}");
                 reactor.close(connection.stream);
                 self.entries[index] = Entry::Free;
                 self.volume.leave();
@@ -363,7 +363,7 @@ impl Front {
             && let Some(timer) = handshake.take()
         {
             context.reactor.cancel_timer(timer);
-            tracing::debug!(client = %Name(connection.peer.as_ref()), "NBD handshake over");
+            tracing::debug!(volume = self.volume.label(), client = %Name(connection.peer.as_ref()), "NBD handshake over");
         }
         if let Err(end) = result {
             self.end(index, &end, context);
@@ -405,8 +405,8 @@ impl Front {
         }
         let client = Name(connection.peer.as_ref());
         match end {
-            End::Violation(_) | End::BrokenReply { .. } | End::Stalled => tracing::warn!(%client, "NBD connection ended: {end}"),
-            _ => tracing::info!(%client, "NBD connection ended: {end}"),
+            End::Violation(_) | End::BrokenReply { .. } | End::Stalled => tracing::warn!(volume = self.volume.label(), %client, "NBD connection ended: {end}"),
+            _ => tracing::info!(volume = self.volume.label(), %client, "NBD connection ended: {end}"),
         }
         if let Some(timer) = handshake {
             context.reactor.cancel_timer(timer);

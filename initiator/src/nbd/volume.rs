@@ -12,6 +12,8 @@ use crate::block::Geometry;
 /// A volume as NBD clients see it. One for all threads that serve it.
 #[derive(Debug)]
 pub struct Volume {
+    /// What the log calls it.
+    label: String,
     limits: Limits,
     gate: Arc<Gate>,
     connections: AtomicUsize,
@@ -28,8 +30,24 @@ impl Volume {
     ///
     /// [`InvalidExport`] when NBD clients could not use such a volume.
     pub fn new(name: &str, description: &str, geometry: &Geometry, limits: Limits) -> Result<Arc<Self>, InvalidExport> {
+        Self::labelled(name, name, description, geometry, limits)
+    }
+
+    /// The same, of a volume that the log calls by a label.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn labelled(
+        label: &str,
+        name: &str,
+        description: &str,
+        geometry: &Geometry,
+        limits: Limits,
+    ) -> Result<Arc<Self>, InvalidExport> {
         let exports = Arc::from([export(name, description, geometry)?]);
         Ok(Arc::new(Self {
+            label: label.to_owned(),
             limits,
             gate: Arc::default(),
             connections: AtomicUsize::new(0),
@@ -49,6 +67,11 @@ impl Volume {
         *self.exports.lock().unwrap_or_else(PoisonError::into_inner) = Arc::from([export(old[0].name(), old[0].description(), geometry)?]);
         self.version.fetch_add(1, Ordering::Release);
         Ok(())
+    }
+
+    /// What the log calls it.
+    pub fn label(&self) -> &str {
+        &self.label
     }
 
     /// The limits that it was made with.
