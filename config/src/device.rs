@@ -24,7 +24,7 @@ impl FromStr for NbdDevice {
         if text == "auto" {
             return Ok(Self::Auto);
         }
-        let number = text.strip_prefix("/dev/").unwrap_or(text).strip_prefix("nbd").ok_or_else(error)?;
+        let number = text.strip_prefix("/dev/nbd").ok_or_else(error)?;
         let canonical = number.bytes().all(|byte| byte.is_ascii_digit()) && (number.len() == 1 || !number.starts_with('0'));
         number.parse().ok().filter(|_| canonical).map(Self::Number).ok_or_else(error)
     }
@@ -49,7 +49,6 @@ mod tests {
             ("auto", NbdDevice::Auto),
             ("/dev/nbd0", NbdDevice::Number(0)),
             ("/dev/nbd15", NbdDevice::Number(15)),
-            ("nbd3", NbdDevice::Number(3)),
         ] {
             assert_eq!(text.parse(), Ok(device));
         }
@@ -58,7 +57,7 @@ mod tests {
 
     #[test]
     fn anything_else_is_told_what_would_be_right() {
-        for text in ["", "nbd", "/dev/nbd", "/dev/nbd01", "/dev/nbd+1", "/dev/nbd0p1", "/dev/sda", "0", "Auto", "/dev/nbd4294967296"] {
+        for text in ["", "nbd", "nbd0", "dev/nbd0", "/dev/nbd", "/dev/nbd01", "/dev/nbd+1", "/dev/nbd0p1", "/dev/sda", "0", "Auto", "/dev/nbd4294967296"] {
             let told = text.parse::<NbdDevice>().unwrap_err().to_string();
             assert_eq!(told, format!("`{text}` is not an NBD device: write /dev/nbdN, as in /dev/nbd0, or auto for a free one"));
         }

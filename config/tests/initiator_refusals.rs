@@ -305,7 +305,7 @@ fn an_export_that_others_reach_needs_a_flag() {
 fn names_and_fronts_are_used_once() {
     refused("name: vol1", "name: vol0", "i.yaml:8:11: the volume name vol0 is already used at i.yaml:3:11: each volume needs its own");
     let nbd = "nbd: unix:/run/vol1.nbd";
-    refused(nbd, "device: nbd0", "i.yaml:11:13: the device /dev/nbd0 is already used at i.yaml:7:13: two volumes cannot share one");
+    refused(nbd, "device: /dev/nbd0", "i.yaml:11:13: the device /dev/nbd0 is already used at i.yaml:7:13: two volumes cannot share one");
     let auto = with("/dev/nbd0", "auto").replace(nbd, "device: auto");
     parse(&auto);
     let two = |first: &str, second: &str| with("device: /dev/nbd0", &format!("nbd: {first}")).replace("unix:/run/vol1.nbd", second);

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use godwit_config::{
-    ConnectOptions, Connections, Crc, CtrlLossTimeout, FastIoFailTimeout, HostPort, HostPortError, IoQueues, IoTimeout, KeepAlive,
-    NVME_PORT, NbdDevice, NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Size, UnsafeShutdowns, Url,
+    ConnectOptions, Connections, Crc, CtrlLossTimeout, FastIoFailTimeout, HostPort, IoQueues, IoTimeout, KeepAlive,
+    NVME_PORT, NbdDevice, NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Size, UnsafeShutdowns, Url, VolumeName,
 };
 use uuid::Uuid;
 
@@ -126,8 +126,8 @@ pub struct ConnectArgs {
     #[arg(value_name = "iwarp://HOST[:PORT]/NQN[?OPTION&OPTION]")]
     pub url: Url,
 
-    /// Where to serve it
-    #[arg(long, value_name = "unix:PATH|tcp:HOST[:PORT]", required_unless_present = "device")]
+    /// Where to serve it; this or --device is needed
+    #[arg(long, value_name = "unix:PATH|tcp:HOST[:PORT]")]
     pub nbd: Option<NbdEndpoint>,
 
     /// Attach it to the kernel as this NBD device, as root; one that an earlier godwit left is resumed
@@ -140,7 +140,7 @@ pub struct ConnectArgs {
 
     /// What `godwit list` calls it [default: what follows the last colon of its NQN]
     #[arg(long, value_name = "NAME")]
-    pub name: Option<String>,
+    pub name: Option<VolumeName>,
 
     /// Socket by which `godwit list`, status and disconnect find this daemon [default: one in /run/godwit, or in $XDG_RUNTIME_DIR/godwit]
     #[arg(long, value_name = "PATH")]
@@ -203,7 +203,7 @@ pub struct ConnectArgs {
     #[arg(long, value_name = "SWITCH", default_value_t = ConnectOptions::default().crc)]
     pub crc: Crc,
 
-    /// How long a reactor spins before it sleeps, as in 50us; 0 never spins
+    /// How long a reactor spins before it sleeps, as in 50us; digits alone are microseconds, and 0 never spins
     #[arg(long, value_name = "TIME", default_value_t = ConnectOptions::default().poll)]
     pub poll: PollBudget,
 
@@ -308,8 +308,11 @@ impl ConnectArgs {
     }
 }
 
-fn target_address(text: &str) -> Result<HostPort, HostPortError> {
-    HostPort::parse(text, NVME_PORT)
+fn target_address(text: &str) -> Result<HostPort, String> {
+    match text.split_once("://") {
+        Some((scheme, address)) => Err(format!("`{scheme}://` is that of the URL for all addresses: write {address}")),
+        None => HostPort::parse(text, NVME_PORT).map_err(|error| error.to_string()),
+    }
 }
 
 #[cfg(test)]
@@ -353,12 +356,14 @@ mod tests {
         let addresses: Vec<_> = args.options().addresses.iter().map(ToString::to_string).collect();
         assert_eq!(addresses, ["192.0.2.7:4420", "[::1]:7"]);
         assert!(connect(&["--nbd", "unix:/s", "--address", "192.0.2.7", "--discover"]).is_err());
+        let told = connect(&["--nbd", "unix:/s", "--address", "iwarp://127.0.0.4:4431"]).unwrap_err().to_string();
+        assert!(told.contains("`iwarp://` is that of the URL for all addresses: write 127.0.0.4:4431"), "{told}");
     }
 
     #[test]
     fn somewhere_to_serve_is_needed() {
-        assert!(connect(&[]).is_err());
         assert!(connect(&["--device", "/dev/nbd0"]).is_ok());
+        assert_eq!(connect(&["--device", "nbd0"]).unwrap_err().exit_code(), 2);
         assert!(connect(&["--device", "auto", "--connections", "2"]).is_ok());
         assert!(connect(&["--device", "/dev/sda"]).is_err());
         assert!(connect(&["--device", "/dev/nbd0", "--nbd", "unix:/s"]).is_err());
@@ -369,5 +374,6 @@ mod tests {
     fn wrong_usage_exits_with_2() {
         assert_eq!(connect(&["--queue-size", "1", "--nbd", "unix:/s"]).unwrap_err().exit_code(), 2);
         assert_eq!(connect(&["--nbd", "unix:"]).unwrap_err().exit_code(), 2);
+        assert_eq!(connect(&["--nbd", "unix:/s", "--name", "b/c"]).unwrap_err().exit_code(), 2);
     }
 }

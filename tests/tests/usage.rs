@@ -304,7 +304,8 @@ fn an_initiator_refuses_wrong_arguments() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let in_use = format!("tcp:{}", taken.local_addr().unwrap());
     let cases: &[(&[&str], i32, &[&str])] = &[
-        (&["connect", &url], WRONG, &["required arguments were not provided: --nbd <unix:PATH|tcp:HOST[:PORT]>; see --help"]),
+        (&["bench"], WRONG, &["say what to measure: a URL, or --nbd"]),
+        (&["connect", &url], WRONG, &["say where to serve the volume: --nbd unix:PATH|tcp:HOST[:PORT], or --device /dev/nbdN|auto"]),
         (&["conect", &url], WRONG, &["unrecognized subcommand 'conect'", "'connect'; see --help"]),
         (&["connect", "127.0.0.1", "--nbd", &nbd], WRONG, &["`127.0.0.1` has no scheme: write it as iwarp://HOST[:PORT]/NQN"]),
         (&["connect", "nvme://h", "--nbd", &nbd], WRONG, &["`nvme://` is not a transport: use iwarp://"]),

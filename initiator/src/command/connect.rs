@@ -65,7 +65,7 @@ fn service(args: &ConnectArgs, options: &ConnectOptions) -> Result<Service, Fail
         ))),
         (Some(nbd), _) => Ok(Service::Nbd { endpoint: nbd.clone(), mode: options.nbd_mode, export_name: options.export_name.clone() }),
         (None, Some(device)) => Ok(Service::Device { device, sockets: args.connections.map(|sockets| sockets.get().into()) }),
-        (None, None) => Err(Failure::Usage("say where to serve the volume: --nbd or --device".to_owned())),
+        (None, None) => Err(Failure::Usage("say where to serve the volume: --nbd unix:PATH|tcp:HOST[:PORT], or --device /dev/nbdN|auto".to_owned())),
     }
 }
 

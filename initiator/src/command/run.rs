@@ -14,7 +14,7 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
     let configuration = load(&args.config)?;
     let volumes = wanted(&configuration)?;
     if args.check {
-        return Ok(());
+        return print(b"the configuration is right\n");
     }
     let metrics = configuration.metrics.as_ref().map(|address| match address.value.resolve() {
         Ok(addresses) if !addresses.is_empty() => Ok(addresses[0]),
