@@ -64,6 +64,7 @@ enum State {
     Read { offset: u64, len: usize, start: usize },
     Write { offset: u64, len: usize, start: usize, durable: bool },
     Sync { buffer: Option<Buffer> },
+    Flush,
     Zero { range: Range, mode: AllocateMode, deallocate: bool, durable: bool },
     Fill { range: Range, durable: bool },
     Discard { range: Range },
@@ -165,7 +166,10 @@ impl Attached {
         match operation {
             Operation::Read { offset, len, buffer } => self.read(reactor, token, buffer, offset, len, 0),
             Operation::Write { offset, len, buffer, durable } => self.write(reactor, token, buffer, (offset, len, 0), durable),
-            Operation::Flush => self.sync(reactor, token, None),
+            Operation::Flush => {
+                reactor.submit(self.file, FileOp::Sync, token);
+                Progress::Working(Job(State::Flush))
+            }
             Operation::Zero { offset, len, deallocate, durable } => {
                 let range = Range { offset, len };
                 self.zero(reactor, token, range, deallocate, durable)
@@ -191,6 +195,7 @@ impl Attached {
                 self.after_write(reactor, token, buffer, (offset, len, start), durable, result)
             }
             State::Sync { buffer } => Progress::done(self.after_sync(result.map(drop)), buffer),
+            State::Flush => Progress::done(self.after_sync(result.map(drop)).and_then(|()| self.whole()), None),
             State::Zero { range, mode, deallocate, durable } => match result {
                 Ok(_) => self.zero(reactor, token, range.without(range.first(self.piece_bytes()).len), deallocate, durable),
                 Err(error) if is_unsupported(&error) => {
@@ -230,7 +235,9 @@ impl Attached {
         if operation.must_be_stable() && self.shared.sync_failed() {
             return Err(BackendError::SyncFailed);
         }
-        let Some((offset, len)) = operation.range() else { return Ok(()) };
+        let Some((offset, len)) = operation.range() else {
+            return if self.shared.truncated() { Err(BackendError::Truncated) } else { Ok(()) };
+        };
         let end = offset.checked_add(len).filter(|&end| end <= self.shared.size_bytes()).ok_or(BackendError::OutOfRange)?;
         if end <= self.shared.intact_bytes() { Ok(()) } else { Err(BackendError::Truncated) }
     }
@@ -270,7 +277,7 @@ impl Attached {
         } else if next > start {
             self.read(reactor, token, buffer, offset, len, next)
         } else {
-            self.shared.note_truncated(offset + (start + read) as u64);
+            self.shared.note_short_read(offset + (start + read) as u64);
             Progress::done(Err(BackendError::Truncated), Some(buffer))
         }
     }
@@ -331,6 +338,11 @@ impl Attached {
             self.shared.note_sync_failure(&error);
         }
         if self.shared.sync_failed() { Err(BackendError::SyncFailed) } else { Ok(()) }
+    }
+
+    /// A flush speaks for all that was written: also for what a truncation has cut off.
+    fn whole(&self) -> Result<(), BackendError> {
+        if self.shared.found_truncated() { Err(BackendError::Truncated) } else { Ok(()) }
     }
 
     /// Goes on zeroing what is left of a range, in the best way that is known to work.

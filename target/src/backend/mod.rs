@@ -36,10 +36,17 @@
 //!
 //! # Files that others truncate
 //!
-//! A store does not grow or shrink by itself ([`Store::resize`] is an administrator's word), and no operation reaches beyond its size. When someone else truncates the file, a read behind
-//! its new end comes back short: [`BackendError::Truncated`]. From then on reads *and writes* behind that point fail without being tried, for a write
-//! there would extend the file again, and the hole in between would read as zeroes where data had been. [`Store::check_size`] lets the control thread
-//! notice a truncation before a read does; a write behind the new end in the meantime cannot be told from an honest one.
+//! A store does not grow or shrink by itself ([`Store::resize`] is an administrator's word), and no operation reaches beyond its size. When someone else
+//! truncates the file, a read behind its new end comes back short: [`BackendError::Truncated`]. The file is then asked for its real end, and the nearest
+//! that was ever seen is kept. From then on reads *and writes* behind that point fail without being tried, for a write there would extend the file again,
+//! and the hole in between would read as zeroes where data had been. Flushes fail, too, for they speak for all that was written, until
+//! [`Store::reopen`]; a durable write before that point speaks for itself alone, and succeeds. A flush asks a regular file for its size after the sync,
+//! one call that does not wait; [`Store::check_size`] lets the control thread notice a truncation about once a second without either.
+//!
+//! The limit: a write behind the new end that comes before any of these cannot be told from an honest one, and makes the file longer again. What was cut
+//! off before that write's place then reads as zeroes, and if the write was in the last block, nobody ever notices. To ask for the size before each
+//! write would be one more system call on a path that has none of its own, and would still leave a moment between the two. Whoever truncates a file
+//! must stop the daemon, or remove the namespace, first.
 
 mod error;
 mod identity;

@@ -381,7 +381,7 @@ fn store(
         buffered: mode == Mode::Buffered,
         in_memory: mode == Mode::InMemory,
     };
-    Store::new(backing, description)
+    Store::opened(backing, description)
 }
 
 fn is_in_memory(file: &File) -> io::Result<bool> {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_reactor::{AllocateMode, BackingFile};
+use rustix::fs::{AtFlags, StatxFlags};
 use uuid::Uuid;
 
 use super::mark::Mark;
@@ -69,6 +70,9 @@ pub(super) struct Shared {
     unsafe_shutdowns: AtomicU64,
     /// The store is known to end here, if that is less than its size.
     intact_bytes: AtomicU64,
+    truncation_told: AtomicBool,
+    /// The regular file that can be asked for its size, if it is one. A device that shrank cannot be made longer by a write.
+    sized: Option<BackingFile>,
     no_punch_hole: AtomicBool,
     no_zero_range: AtomicBool,
 }
@@ -80,6 +84,10 @@ impl<F> Store<F> {
     ///
     /// When size and block size do not agree: whoever opened it checks them.
     pub fn new(file: F, description: Description) -> Self {
+        Self::of(file, description, None)
+    }
+
+    fn of(file: F, description: Description, sized: Option<BackingFile>) -> Self {
         let blocks = description.size_bytes.checked_div(u64::from(description.block_bytes));
         assert!(blocks.is_some_and(|blocks| blocks > 0 && blocks * u64::from(description.block_bytes) == description.size_bytes));
         let shared = Shared {
@@ -88,6 +96,8 @@ impl<F> Store<F> {
             mark: Mutex::default(),
             unsafe_shutdowns: AtomicU64::new(0),
             intact_bytes: AtomicU64::new(description.size_bytes),
+            truncation_told: AtomicBool::new(false),
+            sized,
             no_punch_hole: AtomicBool::new(false),
             no_zero_range: AtomicBool::new(false),
             description,
@@ -145,7 +155,7 @@ impl<F> Store<F> {
 
     /// Whether the file was found shorter than it was when it was opened.
     pub fn truncated(&self) -> bool {
-        self.shared.intact_bytes() < self.size_bytes()
+        self.shared.truncated()
     }
 
     /// What lies below it; `None` for memory.
@@ -160,17 +170,26 @@ impl<F> Store<F> {
 }
 
 impl Store<BackingFile> {
+    /// A store on a file, device or memory that was opened and locked.
+    pub(super) fn opened(file: BackingFile, description: Description) -> Self {
+        let sized = (description.kind == Kind::File).then(|| file.clone());
+        Self::of(file, description, sized)
+    }
+
     /// Looks whether someone truncated the file. Cheap (no I/O); the control thread calls it about once a second.
+    /// True once for each truncation, whoever found it.
     ///
     /// # Errors
     ///
     /// Those of the operating system.
-    pub fn check_size(&self) -> io::Result<()> {
+    pub fn check_size(&self) -> io::Result<bool> {
         let len_bytes = self.current_bytes()?;
         if len_bytes < self.size_bytes() {
             self.shared.note_truncated(len_bytes);
         }
-        Ok(())
+        let truncated = self.truncated();
+        let told = self.shared.truncation_told.swap(truncated, Ordering::SeqCst);
+        Ok(truncated && !told)
     }
 
     /// Writes down that a sync has failed, if one has: the next daemon must know, however this one ends. The control thread calls it about once a second.
@@ -224,7 +243,8 @@ impl Store<BackingFile> {
             self.shared.unsafe_shutdowns.store(mark.unsafe_shutdowns(), Ordering::SeqCst);
         }
         before();
-        self.shared.intact_bytes.store(size_bytes, Ordering::Relaxed);
+        self.shared.intact_bytes.store(size_bytes, Ordering::SeqCst);
+        self.shared.truncation_told.store(false, Ordering::SeqCst);
         self.shared.sync_failed.store(false, Ordering::SeqCst);
         tracing::info!(store = self.description(), "reopened");
         Ok(())
@@ -233,10 +253,15 @@ impl Store<BackingFile> {
     /// An administrator's word that the store has another size now: that of its file or device, which must have been changed before. Larger, hosts may be
     /// told of it afterwards; smaller, they must have been told before, and have nothing under way behind the new end.
     pub fn resize(&self, size_bytes: u64) {
-        let before = self.shared.size_bytes.swap(size_bytes, Ordering::SeqCst);
-        // Someone who truncated the file and made it longer again has put a hole in it all the same.
-        let _ = self.shared.intact_bytes.compare_exchange(before, size_bytes, Ordering::SeqCst, Ordering::SeqCst);
-        self.shared.intact_bytes.fetch_min(size_bytes, Ordering::SeqCst);
+        let Shared { size_bytes: size, intact_bytes: intact, .. } = &*self.shared;
+        let before = size.load(Ordering::SeqCst);
+        if size_bytes > before {
+            // First, lest a flush in between take the store for truncated. Someone who truncated the file and made it longer again has put a hole in it
+            // all the same.
+            let _ = intact.compare_exchange(before, size_bytes, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        size.store(size_bytes, Ordering::SeqCst);
+        intact.fetch_min(size_bytes, Ordering::SeqCst);
         tracing::info!(store = self.description(), size_bytes, "has another size");
     }
 
@@ -320,10 +345,48 @@ impl Shared {
         self.intact_bytes.load(Ordering::Relaxed)
     }
 
-    pub(super) fn note_truncated(&self, intact_bytes: u64) {
-        if self.intact_bytes.fetch_min(intact_bytes, Ordering::Relaxed) > intact_bytes {
+    /// Whether something is missing at the end. A change of the size while it looks is no truncation.
+    pub(super) fn truncated(&self) -> bool {
+        loop {
+            let size_bytes = self.size_bytes.load(Ordering::SeqCst);
+            let truncated = self.intact_bytes.load(Ordering::SeqCst) < size_bytes;
+            if self.size_bytes.load(Ordering::SeqCst) == size_bytes {
+                return truncated;
+            }
+        }
+    }
+
+    /// Whether something is missing at the end, as far as the kernel knows without asking a server: it does not block.
+    pub(super) fn found_truncated(&self) -> bool {
+        // In this order: a file grows before the store does.
+        let size_bytes = self.size_bytes();
+        if let Some(len_bytes) = self.len_bytes().filter(|&len_bytes| len_bytes < size_bytes) {
+            self.note_truncated(len_bytes);
+        }
+        self.truncated()
+    }
+
+    /// A read came to the end of the file at `end_bytes`. The file may well end before: nothing behind its real end is intact.
+    pub(super) fn note_short_read(&self, end_bytes: u64) {
+        self.note_truncated(self.len_bytes().map_or(end_bytes, |len_bytes| len_bytes.min(end_bytes)));
+    }
+
+    /// How long the regular file is.
+    fn len_bytes(&self) -> Option<u64> {
+        let file = self.sized.as_ref()?.file()?;
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        rustix::fs::statx(file, "", flags, StatxFlags::SIZE).ok().map(|statx| statx.stx_size)
+    }
+
+    fn note_truncated(&self, intact_bytes: u64) {
+        if self.intact_bytes.fetch_min(intact_bytes, Ordering::SeqCst) > intact_bytes {
             let (store, size_bytes) = (self.description.text.as_str(), self.size_bytes());
-            tracing::error!(store, size_bytes, intact_bytes, "the backing file was truncated; what lay behind its new end is refused");
+            tracing::error!(
+                store,
+                size_bytes,
+                intact_bytes,
+                "the backing file was truncated; what lay behind its new end is refused, and so are flushes, until the namespace is reopened"
+            );
         }
     }
 

@@ -136,17 +136,15 @@ impl Site {
     /// What is done about once a second: looks whether somebody truncated a file, and whether a sync has failed.
     pub(super) fn look_after_stores(&self) {
         for (_, store) in self.stores() {
-            let damaged = store.truncated();
-            if let Err(error) = store.check_size() {
-                tracing::warn!(store = store.description(), "cannot look at its size: {error}");
+            match store.check_size() {
+                Ok(false) => {}
+                Ok(true) => self.target.journal.error(format!("{}: the file was truncated", store.description())),
+                Err(error) => tracing::warn!(store = store.description(), "cannot look at its size: {error}"),
             }
             match store.keep_mark() {
                 Ok(false) => {}
                 Ok(true) => self.target.journal.error(format!("{}: a sync failed", store.description())),
                 Err(error) => tracing::error!(store = store.description(), "cannot write down that a sync failed: {error}"),
-            }
-            if store.truncated() && !damaged {
-                self.target.journal.error(format!("{}: the file was truncated", store.description()));
             }
         }
     }

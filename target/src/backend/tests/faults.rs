@@ -61,6 +61,72 @@ fn a_truncation_that_the_control_thread_notices_stops_writes_behind_it() {
 }
 
 #[test]
+fn what_lies_behind_the_real_end_is_refused_wherever_the_short_read_was() {
+    on_disk_and_in_memory(|path| {
+        let store = open(&options(file_source(path, 1 << 20), 512));
+        let mut thread = Thread::new(&store);
+        thread.write(0, &[5; 128 << 10], true).unwrap();
+        truncate(path, 64 << 10);
+        assert_eq!(thread.read(768 << 10, 4096), Err(BackendError::Truncated));
+
+        for offset in [64 << 10, 512 << 10] {
+            assert_eq!(thread.write(offset, &[6; 512], false), Err(BackendError::Truncated));
+            assert_eq!(thread.read(offset, 512), Err(BackendError::Truncated));
+        }
+        assert_eq!(thread.read((64 << 10) - 512, 512).unwrap(), [5; 512]);
+        assert_eq!(std::fs::metadata(path).unwrap().len(), 64 << 10, "nothing extended the file again");
+    });
+}
+
+#[test]
+fn a_flush_finds_a_truncation_and_flushes_are_refused_until_the_store_is_reopened() {
+    on_disk_and_in_memory(|path| {
+        let store = open(&options(file_source(path, 1 << 20), 512));
+        let mut thread = Thread::new(&store);
+        thread.write(512 << 10, &[5; 4096], false).unwrap();
+        assert_eq!(thread.flush(), Ok(()));
+        truncate(path, 64 << 10);
+        assert_eq!(thread.flush(), Err(BackendError::Truncated));
+        assert!(store.truncated());
+        assert_eq!(thread.write(128 << 10, &[6; 512], false), Err(BackendError::Truncated));
+
+        // What was lost stays lost when the file is made longer again.
+        truncate(path, 1 << 20);
+        assert_eq!(thread.flush(), Err(BackendError::Truncated));
+        store.reopen(|| ()).unwrap();
+        assert_eq!(thread.flush(), Ok(()));
+    });
+}
+
+#[test]
+fn a_flush_is_refused_after_a_read_has_found_a_truncation() {
+    on_disk_and_in_memory(|path| {
+        let store = open(&options(file_source(path, 1 << 20), 512));
+        let mut thread = Thread::new(&store);
+        truncate(path, 64 << 10);
+        assert_eq!(thread.read(512 << 10, 512), Err(BackendError::Truncated));
+        truncate(path, 1 << 20);
+        assert_eq!(thread.flush(), Err(BackendError::Truncated));
+    });
+}
+
+#[test]
+fn the_control_thread_tells_of_each_truncation_once_whoever_found_it() {
+    on_disk_and_in_memory(|path| {
+        let store = open(&options(file_source(path, 1 << 20), 512));
+        let mut thread = Thread::new(&store);
+        assert!(!store.check_size().unwrap());
+        for _ in 0..2 {
+            truncate(path, 64 << 10);
+            assert_eq!(thread.flush(), Err(BackendError::Truncated));
+            assert_eq!([(); 2].map(|()| store.check_size().unwrap()), [true, false]);
+            truncate(path, 1 << 20);
+            store.reopen(|| ()).unwrap();
+        }
+    });
+}
+
+#[test]
 fn reopening_a_file_that_is_still_too_short_fails_and_forgets_nothing() {
     on_disk_and_in_memory(|path| {
         let store = open(&options(file_source(path, 1 << 20), 512));
