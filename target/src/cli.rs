@@ -44,7 +44,7 @@ struct Cli {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["export", "listen", "nqn", "host"], required_unless_present_any = ["export", "completions", "man"])]
     config: Option<PathBuf>,
 
-    /// Check the configuration, and do nothing else
+    /// Check the configuration, and that its files, devices and folders exist; nothing is opened, made or locked
     #[arg(long)]
     check: bool,
 
@@ -220,7 +220,8 @@ pub fn main() -> ExitCode {
         Err(message) => return fail(&message, WRONG_USAGE),
     };
     if cli.check {
-        return print(b"the configuration is right\n");
+        let missing: Vec<_> = daemon::look_at_storage(&configuration).iter().map(ToString::to_string).collect();
+        return if missing.is_empty() { print(b"the configuration is right\n") } else { fail(&missing.join("\n"), FAILED) };
     }
     logging::start(filter, cli.log_format.unwrap_or_else(logging::usual_format));
     match daemon::run(&configuration, move || cli.configuration()) {

@@ -215,6 +215,46 @@ fn a_configuration_is_checked_without_touching_anything() {
 }
 
 #[test]
+fn a_check_names_each_file_device_and_folder_that_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let path = at("target.yaml");
+    let backends = [
+        format!("{{ file: {{ path: {}, size: 1MiB, create: true }} }}", at("no/a.img")),
+        format!("{{ file: {{ path: {} }} }}", at("b.img")),
+        format!("{{ file: {{ path: {} }} }}", folder.path().display()),
+        format!("{{ device: {{ path: {} }} }}", at("sdz")),
+        format!("{{ device: {{ path: {path} }} }}"),
+        format!("{{ file: {{ path: {path} }} }}"),
+        format!("{{ file: {{ path: {}, size: 1MiB, create: true }} }}", at("c.img")),
+    ];
+    let mut text =
+        "listeners:\n  - { transport: iwarp, address: \"127.0.0.1:0\" }\nsubsystems:\n  - nqn: nqn.2026-11.org.example:vol0\n    \
+                    allow_any_host: true\n    namespaces:\n"
+            .to_owned();
+    for (index, backend) in backends.iter().take(4).chain(&backends[5..]).enumerate() {
+        text += &format!("      - nsid: {}\n        backend: {backend}\n", index + 1);
+    }
+    std::fs::write(&path, &text).unwrap();
+    let (code, stdout, stderr) = output(&["--config", &path, "--check"]);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
+    let words = [
+        (7, "no/a.img: its folder does not exist; make it with mkdir -p"),
+        (9, "b.img: no such file; correct the path"),
+        (11, " is a directory, not a regular file"),
+        (13, "sdz: no such device"),
+    ];
+    assert_eq!(stderr.lines().count(), words.len(), "{stderr}");
+    for (line, (number, words)) in stderr.lines().zip(words) {
+        assert!(line.contains(&format!("target.yaml:{number}:")) && line.contains(words), "{line}");
+    }
+    std::fs::write(&path, text.replace(&backends[3], &backends[4]).replace(&backends[5], "{ memory: { size: 1MiB } }")).unwrap();
+    let (_, _, stderr) = output(&["--config", &path, "--check"]);
+    assert!(stderr.contains("target.yaml is a regular file, not a block device"), "{stderr}");
+    assert!(!folder.path().join("c.img").exists());
+}
+
+#[test]
 fn it_prints_version_completions_and_a_manual_page() {
     assert!(output(&["--version"]).1.starts_with("godwit-target "));
     assert!(output(&["--help"]).1.contains("Examples:"));

@@ -154,6 +154,35 @@ impl Source {
         }
     }
 
+    /// Looks whether it could be opened as far as names tell: that a file or device is there and is one, or the folder of a file that shall be made.
+    /// Opens nothing, and takes what this user may not look at for right.
+    ///
+    /// # Errors
+    ///
+    /// What opening it would say.
+    pub fn look(&self) -> Result<(), OpenError> {
+        let (path, found) = match self {
+            Self::File { path, .. } | Self::Device { path } => (path, fs::metadata(path)),
+            Self::Memory { .. } => return Ok(()),
+        };
+        match (self, found) {
+            (Self::File { .. }, Ok(found)) if !found.is_file() => Err(not_a_file(path, &found)),
+            (Self::Device { .. }, Ok(found)) if !found.file_type().is_block_device() => Err(not_a_device(path, &found)),
+            (Self::File { create: true, .. }, Err(error)) if error.kind() == io::ErrorKind::NotFound => match fs::metadata(folder_of(path))
+            {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(OpenError::MissingFolder { path: path.clone() }),
+                _ => Ok(()),
+            },
+            (Self::File { .. }, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                Err(OpenError::MissingFile { path: path.clone() })
+            }
+            (Self::Device { .. }, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                Err(OpenError::MissingDevice { path: path.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn path(&self) -> Option<&Path> {
         match self {
             Self::File { path, .. } | Self::Device { path } => Some(path),
@@ -277,8 +306,7 @@ fn open_device(options: &OpenOptions, path: &Path) -> Result<Store<BackingFile>,
     let system = |doing| move |error| OpenError::System { what: path.display().to_string(), doing, error };
     let named = fs::metadata(path).map_err(|error| refused(options, path, error))?;
     if !named.file_type().is_block_device() {
-        let advice = if named.is_file() { "use `file:` for it" } else { "name a device of lsblk's list" };
-        return Err(OpenError::NotADevice { path: path.to_owned(), found: kind_of(&named), advice });
+        return Err(not_a_device(path, &named));
     }
     let number = named.rdev();
     if !options.read_only && attribute(&sysfs(number).join("ro")).as_deref() == Some("1") {
@@ -460,6 +488,11 @@ fn refused(options: &OpenOptions, path: &Path, error: io::Error) -> OpenError {
 
 fn denied(path: &Path, writing: bool) -> OpenError {
     OpenError::Denied { path: path.to_owned(), user: rustix::process::geteuid().as_raw(), writing }
+}
+
+fn not_a_device(path: &Path, metadata: &Metadata) -> OpenError {
+    let advice = if metadata.is_file() { "use `file:` for it" } else { "name a device of lsblk's list" };
+    OpenError::NotADevice { path: path.to_owned(), found: kind_of(metadata), advice }
 }
 
 fn not_a_file(path: &Path, metadata: &Metadata) -> OpenError {

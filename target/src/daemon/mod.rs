@@ -33,7 +33,7 @@ use setup::{Bound, Opened};
 use site::Site;
 
 pub use memory::MemoryError;
-pub use setup::{SetupError, check};
+pub use setup::{SetupError, check, look_at_storage};
 
 /// How long the reactor threads may take to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(5);

@@ -141,6 +141,15 @@ pub fn check(configuration: &Configuration) -> Result<(), SetupError> {
     reject_shared_storage(&sources.iter().collect::<Vec<_>>()).map_err(SetupError::Shared)
 }
 
+/// Looks whether what the namespaces are to be kept in is there, without opening anything: every fault.
+pub fn look_at_storage(configuration: &Configuration) -> Vec<SetupError> {
+    let look = |namespace: &godwit_config::Namespace| {
+        let fault = source(&namespace.backend).look().err()?;
+        Some(SetupError::Store { origin: namespace.origin.to_string(), source: fault })
+    };
+    namespaces(configuration).filter_map(look).collect()
+}
+
 /// Binds the listeners and opens the stores of a configuration that was checked.
 pub(super) fn open(configuration: &Configuration) -> Result<Opened, SetupError> {
     let (portals, listeners) = bind(configuration)?;
