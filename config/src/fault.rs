@@ -267,7 +267,7 @@ pub enum Fault {
     },
     /// The same, on the command line.
     #[error(
-        "every machine that reaches this address could use what is exported: listen on 127.0.0.1 or [::1] only, or accept it with --allow-any-host-remote"
+        "every machine that reaches this address could use what is exported: name the hosts that may with --host NQN, listen on 127.0.0.1 or [::1] only, or accept it with --allow-any-host-remote"
     )]
     AnyHostRemoteListen,
     /// Two namespaces of one id in a subsystem.

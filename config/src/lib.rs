@@ -53,4 +53,4 @@ pub use poll::{PollBudget, PollBudgetError};
 pub use size::{Size, SizeError};
 pub use target::{AllowedHosts, Arguments, Backend, BlockSize, BlockSizeError, Limits, Listener, Namespace, Service, Subsystem, Target};
 pub use url::{Crc, Fpdu, NVME_PORT, SwitchError, Transport, Url, UrlError};
-pub use usage::one_line;
+pub use usage::{metrics_address, one_line};

@@ -127,7 +127,7 @@ pub enum UrlError {
     /// A namespace in an address of a volume.
     #[error("an address has no nsid here: write the key `nsid: {0}`")]
     AddressNsid(u32),
-    /// No `://` in an address of a volume.
+    /// No `://` in an address that is without NQN.
     #[error("`{0}` has no scheme: write it as iwarp://HOST[:PORT] or rdma://HOST[:PORT]")]
     AddressScheme(String),
     /// The subsystem.
@@ -161,6 +161,16 @@ pub enum UrlError {
     },
 }
 
+impl UrlError {
+    /// The same where no subsystem is asked for.
+    fn without_nqn(self) -> Self {
+        match self {
+            Self::NoScheme(text) => Self::AddressScheme(text),
+            other => other,
+        }
+    }
+}
+
 const NSID_MAX: u32 = 0xFFFF_FFFE;
 
 impl Url {
@@ -189,11 +199,19 @@ impl Url {
     /// # Errors
     /// Names the part that is wrong.
     pub fn parse_listen(text: &str) -> Result<Self, UrlError> {
-        let url = Self::read(text)?;
+        let url = Self::read(text).map_err(UrlError::without_nqn)?;
         match url.nqn {
             Some(nqn) => Err(UrlError::ListenNqn(nqn)),
             None => Ok(url),
         }
+    }
+
+    /// Reads an address of which it matters where it is and not what is there: as [`FromStr`], but advises none to write an NQN.
+    ///
+    /// # Errors
+    /// Names the part that is wrong.
+    pub fn parse_target(text: &str) -> Result<Self, UrlError> {
+        text.parse().map_err(UrlError::without_nqn)
     }
 
     /// Reads an address to connect to: as [`FromStr`], but without NQN and nsid, which stand elsewhere.
@@ -207,8 +225,7 @@ impl Url {
                 _ => Ok(url),
             },
             Err(UrlError::NsidWithoutNqn(nsid)) => Err(UrlError::AddressNsid(nsid)),
-            Err(UrlError::NoScheme(text)) => Err(UrlError::AddressScheme(text)),
-            Err(error) => Err(error),
+            Err(error) => Err(error.without_nqn()),
         }
     }
 
@@ -375,6 +392,15 @@ mod tests {
             refusal.to_string(),
             "an address to listen on has no NQN: write iwarp://HOST[:PORT], and `--nqn nqn.2026-11.org.example:a`"
         );
+    }
+
+    #[test]
+    fn what_has_no_scheme_is_advised_an_nqn_only_where_one_belongs() {
+        let expected = "`127.0.0.1:4420` has no scheme: write it as iwarp://HOST[:PORT] or rdma://HOST[:PORT]";
+        for parse in [Url::parse_listen, Url::parse_target, Url::parse_address] {
+            assert_eq!(parse("127.0.0.1:4420").unwrap_err().to_string(), expected);
+        }
+        assert_eq!(Url::parse_target("iwarp://h/nqn.2026-11.org.example:a").unwrap().address.to_string(), "h:4420");
     }
 
     #[test]

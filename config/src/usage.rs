@@ -1,5 +1,7 @@
 //! What a command line parser has to say about wrong usage, as the one line that users read.
 
+use std::net::SocketAddr;
+
 /// The reason out of a parser's message of several lines, followed by where to find more; free of control characters whatever the arguments hold.
 ///
 /// The message is one of clap: `error: ` and the reason, which may go on in indented lines; then an empty line, usage and a pointer to the help.
@@ -24,6 +26,14 @@ pub fn one_line(message: &str) -> String {
         }
     }
     shown + "; see --help"
+}
+
+/// Reads where metrics are served on the command line.
+///
+/// # Errors
+/// Says how to write it.
+pub fn metrics_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write it as ADDRESS:PORT, as in 127.0.0.1:9420".to_owned())
 }
 
 fn is_appendix(part: &str) -> bool {

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use godwit_config::{
-    ConnectOptions, Connections, Crc, CtrlLossTimeout, FastIoFailTimeout, HostPort, IoQueues, IoTimeout, KeepAlive,
-    NVME_PORT, NbdDevice, NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Size, UnsafeShutdowns, Url, VolumeName,
+    ConnectOptions, Connections, Crc, CtrlLossTimeout, FastIoFailTimeout, HostPort, HostPortError, IoQueues, IoTimeout, KeepAlive,
+    NVME_PORT, NbdDevice, NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Size, UnsafeShutdowns, Url,
+    VolumeName, metrics_address,
 };
 use uuid::Uuid;
 
@@ -107,7 +108,7 @@ pub struct HostArgs {
 #[derive(Clone, Debug, Args)]
 pub struct DiscoverArgs {
     /// Where the target listens
-    #[arg(value_name = "iwarp://HOST[:PORT]")]
+    #[arg(value_name = "iwarp://HOST[:PORT]", value_parser = Url::parse_target)]
     pub url: Url,
 
     /// Print JSON
@@ -147,7 +148,7 @@ pub struct ConnectArgs {
     pub control: Option<PathBuf>,
 
     /// Serve metrics for Prometheus there, in clear text and to whoever asks [default: not at all]
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = metrics_address)]
     pub metrics: Option<SocketAddr>,
 
     /// Who this host is

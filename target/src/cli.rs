@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use godwit_config::{Arguments, Export, Nqn, Reactors, Target as Configuration, Url, one_line};
+use godwit_config::{Arguments, Export, Nqn, Reactors, Target as Configuration, Url, metrics_address, one_line};
 use tracing_subscriber::EnvFilter;
 
 use crate::daemon;
@@ -41,7 +42,7 @@ struct Cli {
     command: Option<Command>,
 
     /// Read the configuration from this file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["export", "listen", "nqn", "host"], required_unless_present_any = ["export", "completions", "man"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["export", "listen", "nqn", "host"])]
     config: Option<PathBuf>,
 
     /// Check the configuration, and that its files, devices and folders exist; nothing is opened, made or locked
@@ -75,7 +76,7 @@ struct Cli {
     control: Option<PathBuf>,
 
     /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics, in clear text to everyone who reaches it [default: none]
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = metrics_address)]
     metrics: Option<SocketAddr>,
 
     /// Keep the daemon in memory, and let it write out where others would wait for memory: for a target on the machine of its initiator
@@ -188,7 +189,7 @@ pub(crate) enum LogFormat {
 
 /// Runs the program.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse().and_then(Cli::with_something_to_export) {
         Ok(cli) => cli,
         Err(asked) if !asked.use_stderr() => asked.exit(),
         Err(error) => return fail(&one_line(&error.to_string()), WRONG_USAGE),
@@ -270,6 +271,17 @@ fn fail(message: &str, code: u8) -> ExitCode {
 }
 
 impl Cli {
+    /// Refuses a command line of which nothing follows.
+    fn with_something_to_export(self) -> Result<Self, clap::Error> {
+        let asked = self.command.is_some() || self.completions.is_some() || self.man;
+        if asked || self.config.is_some() || !self.export.is_empty() {
+            return Ok(self);
+        }
+        let message =
+            "nothing to export: name it with --export EXPORT, as in --export disk.img,size=1GiB, or a configuration with --config FILE";
+        Err(Self::command().error(ErrorKind::MissingRequiredArgument, message))
+    }
+
     /// The configuration that the file or the arguments make; or every fault of it, a line each.
     fn configuration(&self) -> Result<Configuration, String> {
         let made = match &self.config {
@@ -304,7 +316,7 @@ mod tests {
     use super::*;
 
     fn parse(arguments: &[&str]) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from([&["godwit-target"], arguments].concat())
+        Cli::try_parse_from([&["godwit-target"], arguments].concat()).and_then(Cli::with_something_to_export)
     }
 
     #[test]
@@ -322,7 +334,8 @@ mod tests {
 
     #[test]
     fn file_and_arguments_exclude_each_other_and_one_is_needed() {
-        assert!(parse(&[]).is_err());
+        let nothing = one_line(&parse(&[]).unwrap_err().to_string());
+        assert!(nothing.contains("--export EXPORT") && nothing.contains("--config FILE"), "{nothing}");
         assert!(parse(&["--check"]).is_err());
         assert!(parse(&["--listen", "iwarp://127.0.0.1"]).is_err());
         assert!(parse(&["--config", "a", "--export", "b"]).is_err());
@@ -332,7 +345,8 @@ mod tests {
     #[test]
     fn any_host_from_other_machines_needs_the_flag() {
         let remote = ["--export", "memory:1MiB", "--listen", "iwarp://0.0.0.0:0"];
-        assert!(parse(&remote).unwrap().configuration().unwrap_err().contains("--allow-any-host-remote"));
+        let refusal = parse(&remote).unwrap().configuration().unwrap_err();
+        assert!(refusal.contains("--allow-any-host-remote") && refusal.contains("--host NQN"), "{refusal}");
         assert!(parse(&[&remote[..], &["--allow-any-host-remote"]].concat()).unwrap().configuration().is_ok());
         assert!(parse(&[&remote[..], &["--host", "nqn.2026-11.org.example:a"]].concat()).unwrap().configuration().is_ok());
     }

@@ -149,18 +149,19 @@ fn a_target_refuses_wrong_arguments() {
     let image = folder.sized("disk.img", 1 << 20);
     let other_size = format!("{image},size=2MiB");
     let cases: &[(&[&str], i32, &[&str])] = &[
-        (&[], WRONG, &["required arguments were not provided: --config <FILE>; see --help"]),
+        (&[], WRONG, &["nothing to export: name it with --export EXPORT, as in ", "or a configuration with --config FILE; see --help"]),
+        (&["--export", "memory:1MiB", "--metrics", "9420"], WRONG, &["'9420'", "write it as ADDRESS:PORT, as in 127.0.0.1:9420"]),
         (&["--exprt", "x"], WRONG, &["unexpected argument '--exprt'", "'--export'; see --help"]),
         (&["--export", "memory:0"], WRONG, &["--export memory:0: the size is 0: a namespace needs at least one block of 4096 bytes"]),
         (&["--export", "memory:1MiB,ro"], WRONG, &["ro", "read_only"]),
         (&["--export", "memory:1MiB", "--nqn", "vol0"], WRONG, &["`vol0` is not an NQN: it must start with `nqn.`, as in "]),
-        (&["--export", "memory:1MiB", "--listen", "127.0.0.1"], WRONG, &["`127.0.0.1` has no scheme: write it as iwarp://HOST[:PORT]"]),
+        (&["--export", "memory:1MiB", "--listen", "127.0.0.1"], WRONG, &["`127.0.0.1` has no scheme: write it as iwarp://HOST[:PORT] or "]),
         (
             &["--export", "memory:1MiB", "--listen", "iwarp://127.0.0.1:70000"],
             WRONG,
             &["`70000` is not a port: use a number from 1 to 65535"],
         ),
-        (&["--export", "memory:1MiB", "--listen", "iwarp://0.0.0.0"], WRONG, &["every machine", "--allow-any-host-remote"]),
+        (&["--export", "memory:1MiB", "--listen", "iwarp://0.0.0.0"], WRONG, &["every machine", "--host NQN", "--allow-any-host-remote"]),
         (
             &["--export", "memory:1MiB", "--listen", "rdma://127.0.0.1"],
             FAILED,
@@ -306,6 +307,8 @@ fn an_initiator_refuses_wrong_arguments() {
     let cases: &[(&[&str], i32, &[&str])] = &[
         (&["bench"], WRONG, &["say what to measure: a URL, or --nbd"]),
         (&["connect", &url], WRONG, &["say where to serve the volume: --nbd unix:PATH|tcp:HOST[:PORT], or --device /dev/nbdN|auto"]),
+        (&["discover", "127.0.0.1"], WRONG, &["`127.0.0.1` has no scheme: write it as iwarp://HOST[:PORT] or "]),
+        (&["connect", &url, "--nbd", &nbd, "--metrics", "9420"], WRONG, &["'9420'", "write it as ADDRESS:PORT, as in 127.0.0.1:9420"]),
         (&["conect", &url], WRONG, &["unrecognized subcommand 'conect'", "'connect'; see --help"]),
         (&["connect", "127.0.0.1", "--nbd", &nbd], WRONG, &["`127.0.0.1` has no scheme: write it as iwarp://HOST[:PORT]/NQN"]),
         (&["connect", "nvme://h", "--nbd", &nbd], WRONG, &["`nvme://` is not a transport: use iwarp://"]),
