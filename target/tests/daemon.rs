@@ -168,6 +168,38 @@ fn locked_memory_is_locked_in_each_thread_and_none_waits_for_writing_out_or_the_
 }
 
 #[test]
+fn what_may_have_been_lost_under_an_earlier_daemon_is_told_with_the_namespace() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("disk.img");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let mark = folder.path().join(".disk.img.godwit");
+    let told = || {
+        let (image, url) = (image.to_str().unwrap(), "iwarp://127.0.0.1:0");
+        let mut child = command(&["--export", image, "--listen", url, "--reactors", "1", "--log-format", "text"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGKILL).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        let lines = text.lines().filter(|line| line.contains("earlier daemon") && line.contains("nsid=1"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let first = told();
+    assert!(first.len() == 1 && first[0].contains("INFO") && first[0].contains("no mark of an earlier daemon"), "{first:?}");
+    assert_eq!(told(), Vec::<String>::new(), "killed in the same boot: nothing is lost");
+    let record = std::fs::read_to_string(&mark).unwrap();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let other_boot = "11111111-2222-3333-4444-555555555555";
+    assert!(record.contains(boot.trim()), "{record}");
+    std::fs::write(&mark, record.replace(boot.trim(), other_boot)).unwrap();
+    let lost = told();
+    assert!(lost.len() == 1 && lost[0].contains("WARN") && lost[0].contains("nqn=nqn.2026-11.org.example:godwit "), "{lost:?}");
+}
+
+#[test]
 fn wrong_usage_exits_with_2() {
     assert_eq!(output(&[]).0, Some(2));
     assert_eq!(output(&["--export", "memory:1MiB", "--log", "a=b=c"]).0, Some(2));

@@ -93,6 +93,18 @@ impl State {
     }
 }
 
+/// What is known, when a store is opened, of writes that an earlier daemon has acknowledged and not flushed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Past {
+    /// None is lost.
+    #[default]
+    Intact,
+    /// Some may be lost: that was counted.
+    Lost,
+    /// There is no mark that tells.
+    Unknown,
+}
+
 /// What is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Record {
@@ -135,6 +147,7 @@ impl Record {
 pub(super) struct Mark {
     path: PathBuf,
     record: Record,
+    past: Past,
 }
 
 /// Where the mark of a file is.
@@ -152,15 +165,15 @@ pub(super) fn in_state_directory(directory: &Path, store: Uuid) -> PathBuf {
 }
 
 /// What a mark tells of a store, as it is now. `made`: the store has not existed before.
-fn count(path: &Path, store: Uuid, boot: BootId, made: bool) -> io::Result<u64> {
+fn count(path: &Path, store: Uuid, boot: BootId, made: bool) -> io::Result<(u64, Past)> {
     if made {
-        return Ok(0);
+        return Ok((0, Past::Intact));
     }
     Ok(match read(path)?.filter(|record| record.store == store) {
-        Some(Record { state: State::Clean, unsafe_shutdowns, .. }) => unsafe_shutdowns,
-        Some(Record { state: State::InUse, unsafe_shutdowns, boot: then, .. }) if then == boot => unsafe_shutdowns,
-        Some(Record { unsafe_shutdowns, .. }) => unsafe_shutdowns.saturating_add(1),
-        None => seconds_since_epoch(),
+        Some(Record { state: State::Clean, unsafe_shutdowns, .. }) => (unsafe_shutdowns, Past::Intact),
+        Some(Record { state: State::InUse, unsafe_shutdowns, boot: then, .. }) if then == boot => (unsafe_shutdowns, Past::Intact),
+        Some(Record { unsafe_shutdowns, .. }) => (unsafe_shutdowns.saturating_add(1), Past::Lost),
+        None => (seconds_since_epoch(), Past::Unknown),
     })
 }
 
@@ -188,14 +201,14 @@ fn read(path: &Path) -> io::Result<Option<Record>> {
 
 /// What the mark beside a store tells to someone who only reads.
 pub(super) fn look(path: &Path, store: Uuid, boot: BootId) -> u64 {
-    count(path, store, boot, false).unwrap_or_default()
+    count(path, store, boot, false).map_or(0, |(count, _)| count)
 }
 
 impl Mark {
     /// Looks at the mark of a store, and marks the store as in use. The store's lock must be held.
     pub(super) fn take(path: PathBuf, store: Uuid, boot: BootId, made: bool) -> io::Result<Self> {
-        let unsafe_shutdowns = count(&path, store, boot, made)?;
-        let mark = Self { path, record: Record { store, state: State::InUse, boot, unsafe_shutdowns } };
+        let (unsafe_shutdowns, past) = count(&path, store, boot, made)?;
+        let mark = Self { path, record: Record { store, state: State::InUse, boot, unsafe_shutdowns }, past };
         mark.write()?;
         Ok(mark)
     }
@@ -203,6 +216,11 @@ impl Mark {
     /// How often unflushed writes may have been lost.
     pub(super) fn unsafe_shutdowns(&self) -> u64 {
         self.record.unsafe_shutdowns
+    }
+
+    /// What it told when it was taken.
+    pub(super) fn past(&self) -> Past {
+        self.past
     }
 
     /// A sync has failed: whoever opens the store next counts that, unless it has been counted by then.

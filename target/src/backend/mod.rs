@@ -66,6 +66,7 @@ pub(crate) use error::in_words;
 pub use identity::Identity;
 pub use job::{Attached, Job, Progress};
 pub use mark::BootId;
+pub(crate) use mark::Past;
 pub use open::{OpenOptions, Source, reject_shared_storage, usual_state_dir};
 pub use storage::StorageId;
 pub(crate) use store::Attachable;

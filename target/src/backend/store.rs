@@ -8,7 +8,7 @@ use godwit_reactor::{AllocateMode, BackingFile};
 use rustix::fs::{AtFlags, StatxFlags};
 use uuid::Uuid;
 
-use super::mark::Mark;
+use super::mark::{Mark, Past};
 use super::{Identity, StorageId};
 
 /// What a store is kept in.
@@ -246,7 +246,12 @@ impl Store<BackingFile> {
         self.shared.intact_bytes.store(size_bytes, Ordering::SeqCst);
         self.shared.truncation_told.store(false, Ordering::SeqCst);
         self.shared.sync_failed.store(false, Ordering::SeqCst);
-        tracing::info!(store = self.description(), "reopened");
+        let unsafe_shutdowns = self.unsafe_shutdowns();
+        tracing::info!(
+            store = self.description(),
+            unsafe_shutdowns,
+            "reopened; writes may be lost, which counts as an unsafe shutdown that hosts see"
+        );
         Ok(())
     }
 
@@ -274,6 +279,11 @@ impl Store<BackingFile> {
         let Some(file) = self.file.file() else { return Err(io::ErrorKind::Unsupported.into()) };
         file.set_len(size_bytes)?;
         file.sync_all()
+    }
+
+    /// What was known of earlier writes when it was opened.
+    pub(crate) fn past(&self) -> Past {
+        self.shared.mark().as_ref().map(Mark::past).unwrap_or_default()
     }
 
     /// Has a mark that says what may have been lost.

@@ -320,7 +320,8 @@ fn open(site: &Site, plan: &mut Plan<'_>, wanted: &Configuration) -> Result<Vec<
     let mut opened: Vec<Numbered> = Vec::new();
     let mut refusals = Vec::new();
     for Addition { subsystem, namespace } in &plan.additions {
-        match setup::open_store(namespace, wanted) {
+        let nqn = plan.subsystems[*subsystem].subsystem.as_ref().map_or("", |subsystem| subsystem.nqn.as_str());
+        match setup::open_store(nqn, namespace, wanted) {
             Ok(store) => {
                 let (number, _) = site.target.add_store();
                 if let Some(subsystem) = &mut plan.subsystems[*subsystem].subsystem {

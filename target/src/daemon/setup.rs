@@ -18,7 +18,7 @@ use godwit_reactor::{BackingFile, Listener};
 use uuid::Uuid;
 
 use super::rdma::RdmaListener;
-use crate::backend::{OpenError, OpenOptions, Source, Store, in_words, reject_shared_storage};
+use crate::backend::{OpenError, OpenOptions, Past, Source, Store, in_words, reject_shared_storage};
 use crate::layout;
 use crate::limits::SPARE_STORES;
 use crate::{AllowedHosts, Limits, Namespace, Portal, Subsystem, Target};
@@ -179,7 +179,7 @@ fn open_stores(configuration: &Configuration, stores: &mut Vec<Arc<Store<Backing
     for subsystem in &configuration.subsystems {
         let mut namespaces = Vec::with_capacity(subsystem.namespaces.len());
         for namespace in &subsystem.namespaces {
-            let store = open_store(namespace, configuration)?;
+            let store = open_store(subsystem.nqn.as_str(), namespace, configuration)?;
             namespaces.push(describe(namespace, &store, stores.len()));
             tracing::info!(nqn = %*subsystem.nqn, nsid = namespace.nsid.get(), store = store.description(), "namespace opened");
             stores.push(Arc::new(store));
@@ -291,7 +291,12 @@ pub(super) fn source(backend: &Backend) -> Source {
     }
 }
 
-pub(super) fn open_store(namespace: &godwit_config::Namespace, configuration: &Configuration) -> Result<Store<BackingFile>, SetupError> {
+/// Opens the store of a namespace, and says what may have been lost in it.
+pub(super) fn open_store(
+    nqn: &str,
+    namespace: &godwit_config::Namespace,
+    configuration: &Configuration,
+) -> Result<Store<BackingFile>, SetupError> {
     let device = match &*namespace.backend {
         Backend::Device { path } => device_block_size(path),
         Backend::File { .. } | Backend::Memory { .. } => None,
@@ -304,7 +309,30 @@ pub(super) fn open_store(namespace: &godwit_config::Namespace, configuration: &C
     if let Some(state_dir) = &configuration.service.state_dir {
         options.state_dir.clone_from(state_dir);
     }
-    Store::open(&options).map_err(|source| SetupError::Store { origin: namespace.origin.to_string(), source })
+    let store = Store::open(&options).map_err(|source| SetupError::Store { origin: namespace.origin.to_string(), source })?;
+    tell_of_past(nqn, namespace, &store);
+    Ok(store)
+}
+
+fn tell_of_past(nqn: &str, namespace: &godwit_config::Namespace, store: &Store<BackingFile>) {
+    let (nsid, unsafe_shutdowns, store, past) = (namespace.nsid.get(), store.unsafe_shutdowns(), store.description(), store.past());
+    match past {
+        Past::Intact => {}
+        Past::Lost => tracing::warn!(
+            %nqn,
+            nsid,
+            store,
+            unsafe_shutdowns,
+            "the machine went down, or a sync failed, under an earlier daemon: what hosts wrote and did not flush may be lost, which counts as an unsafe shutdown that they see"
+        ),
+        Past::Unknown => tracing::info!(
+            %nqn,
+            nsid,
+            store,
+            unsafe_shutdowns,
+            "no mark of an earlier daemon: as it should be when this is exported for the first time; hosts that wrote to it before take what they did not flush for lost"
+        ),
+    }
 }
 
 pub(super) fn describe(namespace: &godwit_config::Namespace, store: &Store<BackingFile>, index: usize) -> Namespace {

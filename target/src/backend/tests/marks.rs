@@ -54,6 +54,20 @@ fn only_a_machine_that_went_down_under_a_daemon_counts() {
 }
 
 #[test]
+fn what_is_known_of_earlier_writes_is_told_when_a_store_is_opened() {
+    let folder = folder_on_disk();
+    let path = folder.path().join("x.img");
+    let past = |options: &OpenOptions| Store::open(options).unwrap().past();
+    assert_eq!(past(&made(&path, 1)), Past::Intact, "a fresh file");
+    assert_eq!(past(&during(&path, 1)), Past::Intact, "killed");
+    assert_eq!(past(&during(&path, 2)), Past::Lost);
+    assert_eq!(past(&during(&path, 2)), Past::Intact, "told once");
+    std::fs::remove_file(folder.path().join(".x.img.godwit")).unwrap();
+    assert_eq!(past(&during(&path, 2)), Past::Unknown);
+    assert_eq!(past(&during(&path, 2)), Past::Intact);
+}
+
+#[test]
 fn the_mark_is_there_before_the_first_write_for_its_owner_alone_and_by_the_real_name() {
     let folder = folder_on_disk();
     let (path, link) = (folder.path().join("x.img"), folder.path().join("link"));
