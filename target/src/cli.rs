@@ -10,6 +10,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use godwit_config::{Arguments, Export, Nqn, Reactors, Target as Configuration, Url, metrics_address, one_line};
+use godwit_control::place;
 use tracing_subscriber::EnvFilter;
 
 use crate::daemon;
@@ -234,8 +235,10 @@ pub fn main() -> ExitCode {
 /// Asks a running daemon: what to print.
 fn ask(command: &Command) -> Result<String, String> {
     let (Command::Status { at, .. } | Command::Reload { at, .. } | Command::Reopen { at, .. }) = command;
-    let nowhere = "there is no runtime directory to look for a daemon in; name its control socket with --control";
-    let path = at.control.clone().or_else(godwit_control::place::of_running_target).ok_or(nowhere)?;
+    let path = at.control.clone().or_else(place::of_running_target).ok_or_else(|| {
+        let places: Vec<_> = place::of_targets().iter().map(|place| place.display().to_string()).collect();
+        format!("no daemon's control socket is at {}; start godwit-target, or name its socket with --control PATH", places.join(", "))
+    })?;
     let answer = match command {
         Command::Status { .. } => daemon::control::ask_for_status(&path),
         Command::Reload { force, .. } => daemon::control::ask_for_reload(&path, *force),

@@ -211,6 +211,32 @@ fn wrong_usage_exits_with_2() {
 }
 
 #[test]
+fn who_asks_where_no_daemon_is_hears_where_it_was_looked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().display().to_string();
+    let ask = || {
+        let output = command(&["status"]).env("RUNTIME_DIRECTORY", &run).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    // Unless this machine runs one.
+    if ["/run/godwit/target.sock", "/run/godwit/target/target.sock"].iter().any(|place| Path::new(place).exists()) {
+        return;
+    }
+    let (code, told) = ask();
+    assert_eq!(code, Some(1));
+    assert_eq!(
+        told,
+        format!(
+            "godwit-target: no daemon's control socket is at {run}/target.sock, /run/godwit/target.sock, /run/godwit/target/target.sock; \
+             start godwit-target, or name its socket with --control PATH\n"
+        )
+    );
+    // One that a daemon has left is there.
+    std::fs::write(folder.path().join("target.sock"), "").unwrap();
+    assert!(ask().1.contains(&format!("{run}/target.sock: ")), "{told}");
+}
+
+#[test]
 fn failures_exit_with_1_and_say_what_to_do() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("iwarp://{}", taken.local_addr().unwrap());

@@ -21,13 +21,17 @@ pub fn of_target() -> Option<PathBuf> {
     target_of(geteuid().is_root(), |name| std::env::var_os(name))
 }
 
-/// Where a target is looked for unless it is said otherwise: where one of this user is, or the one that systemd runs.
+/// The first of [`of_targets`] that is there.
 #[must_use]
 pub fn of_running_target() -> Option<PathBuf> {
+    of_targets().into_iter().find(|place| place.exists())
+}
+
+/// Where a target is looked for unless it is said otherwise, in this order: where one of this user is, or the one that systemd runs. Not empty.
+#[must_use]
+pub fn of_targets() -> Vec<PathBuf> {
     let places = [of_target(), Some("/run/godwit/target.sock".into()), Some("/run/godwit/target/target.sock".into())];
-    let mut places = places.into_iter().flatten();
-    let first = places.next()?;
-    Some(if first.exists() { first } else { places.find(|place| place.exists()).unwrap_or(first) })
+    places.into_iter().flatten().collect()
 }
 
 /// The folder of the sockets of this user's initiators. `None` when there is no place for one.

@@ -144,7 +144,7 @@ fn target(args: &BenchArgs, served: &Served, names: &Names) -> Result<Option<Tar
             Err(error) => Err(Failure::Failed(error.to_string())),
         };
     }
-    let target = place::of_running_target().filter(|path| path.exists()).map(TargetDaemon::new);
+    let target = place::of_running_target().map(TargetDaemon::new);
     Ok(target.filter(|target| target.serves(served).unwrap_or(false)))
 }
 
