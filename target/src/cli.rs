@@ -104,9 +104,9 @@ struct Cli {
     #[arg(long, value_name = "SHELL", hide = true)]
     completions: Option<Shell>,
 
-    /// Print the manual page
-    #[arg(long, hide = true)]
-    man: bool,
+    /// Print the manual page, of a command if one is named
+    #[arg(long, value_name = "COMMAND", hide = true)]
+    man: Option<Option<String>>,
 }
 
 /// What a running daemon is asked.
@@ -200,12 +200,8 @@ pub fn main() -> ExitCode {
         clap_complete::generate(shell, &mut Cli::command(), "godwit-target", &mut script);
         return print(&script);
     }
-    if cli.man {
-        let mut page = Vec::new();
-        return match clap_mangen::Man::new(Cli::command()).render(&mut page) {
-            Ok(()) => print(&page),
-            Err(error) => fail(&error.to_string(), FAILED),
-        };
+    if let Some(command) = &cli.man {
+        return manual(command.as_deref());
     }
     if let Some(command) = &cli.command {
         return match ask(command) {
@@ -228,6 +224,25 @@ pub fn main() -> ExitCode {
     logging::start(filter, cli.log_format.unwrap_or_else(logging::usual_format));
     match daemon::run(&configuration, move || cli.configuration()) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error.to_string(), FAILED),
+    }
+}
+
+/// Prints a page of the manual.
+fn manual(name: Option<&str>) -> ExitCode {
+    // `help` has no page that the others could point to.
+    let mut cli = Cli::command().disable_help_subcommand(true);
+    cli.build();
+    let command = match name {
+        None => Some(&cli),
+        Some(name) => cli.find_subcommand(name),
+    };
+    let Some(command) = command.cloned() else {
+        return fail(&format!("`{}` is not a command", name.unwrap_or_default()), WRONG_USAGE);
+    };
+    let mut page = Vec::new();
+    match clap_mangen::Man::new(command).render(&mut page) {
+        Ok(()) => print(&page),
         Err(error) => fail(&error.to_string(), FAILED),
     }
 }
@@ -276,7 +291,7 @@ fn fail(message: &str, code: u8) -> ExitCode {
 impl Cli {
     /// Refuses a command line of which nothing follows.
     fn with_something_to_export(self) -> Result<Self, clap::Error> {
-        let asked = self.command.is_some() || self.completions.is_some() || self.man;
+        let asked = self.command.is_some() || self.completions.is_some() || self.man.is_some();
         if asked || self.config.is_some() || !self.export.is_empty() {
             return Ok(self);
         }

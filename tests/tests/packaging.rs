@@ -66,6 +66,9 @@ fn everything_is_installed_where_it_is_looked_for() {
         "usr/share/bash-completion/completions/godwit-target",
         "usr/share/fish/vendor_completions.d/godwit-target.fish",
         "usr/share/fish/vendor_completions.d/godwit.fish",
+        "usr/share/man/man1/godwit-target-reload.1",
+        "usr/share/man/man1/godwit-target-reopen.1",
+        "usr/share/man/man1/godwit-target-status.1",
         "usr/share/man/man1/godwit-target.1",
         "usr/share/man/man1/godwit.1",
         "usr/share/zsh/site-functions/_godwit",
@@ -80,6 +83,24 @@ fn everything_is_installed_where_it_is_looked_for() {
     expected.extend(commands.iter().map(|command| format!("usr/share/man/man1/godwit-{command}.1")));
     expected.sort();
     assert_eq!(files(destination.path()), expected);
+}
+
+#[test]
+fn pages_refer_to_pages_that_are_installed() {
+    let destination = installed();
+    let folder = destination.path().join("usr/share/man/man1");
+    let mut found = 0;
+    for page in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let text = fs::read_to_string(&page).unwrap().replace("\\-", "-");
+        for (end, _) in text.match_indices("(1)") {
+            let name = text[..end].rsplit(|c: char| !c.is_ascii_alphanumeric() && c != '-').next().unwrap();
+            if name.starts_with("godwit") {
+                found += 1;
+                assert!(folder.join(format!("{name}.1")).exists(), "{} refers to {name}(1)", page.display());
+            }
+        }
+    }
+    assert!(found >= 8, "{found} references");
 }
 
 #[test]

@@ -467,6 +467,7 @@ fn completions_and_manual_pages_are_what_shells_and_man_take() {
         ("godwit", &["completions", "bash"][..], &["man"][..]),
         ("godwit", &["completions", "bash"], &["man", "connect"]),
         ("godwit-target", &["--completions", "bash"], &["--man"]),
+        ("godwit-target", &["--completions", "bash"], &["--man", "reopen"]),
     ] {
         let script = run(&mut program(name, completions));
         let folder = Folder::new();
@@ -486,6 +487,7 @@ fn completions_and_manual_pages_are_what_shells_and_man_take() {
         assert_eq!(output.status.code(), Some(code), "{command}: {}", String::from_utf8_lossy(&output.stderr));
         assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"), "{command}");
     }
+    refuses(&mut target(&["--man", "nothing"]), WRONG, &["`nothing` is not a command"]);
     refuses(&mut godwit(&["man", "nothing"]), WRONG, &["`nothing` is not a command"]);
 }
 

@@ -73,7 +73,8 @@ pub fn run(command: Command) -> Result<(), Failure> {
 }
 
 fn manual(name: Option<&str>) -> Result<(), Failure> {
-    let mut cli = Cli::command();
+    // `help` has no page that the others could point to.
+    let mut cli = Cli::command().disable_help_subcommand(true);
     cli.build();
     let command = match name {
         None => cli,
