@@ -45,11 +45,7 @@ mod tests {
 
     #[test]
     fn a_device_is_named_by_its_number() {
-        for (text, device) in [
-            ("auto", NbdDevice::Auto),
-            ("/dev/nbd0", NbdDevice::Number(0)),
-            ("/dev/nbd15", NbdDevice::Number(15)),
-        ] {
+        for (text, device) in [("auto", NbdDevice::Auto), ("/dev/nbd0", NbdDevice::Number(0)), ("/dev/nbd15", NbdDevice::Number(15))] {
             assert_eq!(text.parse(), Ok(device));
         }
         assert_eq!(NbdDevice::Number(7).to_string(), "/dev/nbd7");
@@ -57,7 +53,20 @@ mod tests {
 
     #[test]
     fn anything_else_is_told_what_would_be_right() {
-        for text in ["", "nbd", "nbd0", "dev/nbd0", "/dev/nbd", "/dev/nbd01", "/dev/nbd+1", "/dev/nbd0p1", "/dev/sda", "0", "Auto", "/dev/nbd4294967296"] {
+        for text in [
+            "",
+            "nbd",
+            "nbd0",
+            "dev/nbd0",
+            "/dev/nbd",
+            "/dev/nbd01",
+            "/dev/nbd+1",
+            "/dev/nbd0p1",
+            "/dev/sda",
+            "0",
+            "Auto",
+            "/dev/nbd4294967296",
+        ] {
             let told = text.parse::<NbdDevice>().unwrap_err().to_string();
             assert_eq!(told, format!("`{text}` is not an NBD device: write /dev/nbdN, as in /dev/nbd0, or auto for a free one"));
         }

@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use godwit_config::{
-    ConnectOptions, Connections, Crc, CtrlLossTimeout, FastIoFailTimeout, HostPort, HostPortError, IoQueues, IoTimeout, KeepAlive,
-    NVME_PORT, NbdDevice, NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Size, UnsafeShutdowns, Url,
-    VolumeName, metrics_address,
+    ConnectOptions, Connections, Crc, CtrlLossTimeout, FastIoFailTimeout, HostPort, IoQueues, IoTimeout, KeepAlive, NVME_PORT, NbdDevice,
+    NbdEndpoint, NbdMode, Nqn, PollBudget, QueueSize, Reactors, ReconnectDelay, Size, UnsafeShutdowns, Url, VolumeName, metrics_address,
 };
 use uuid::Uuid;
 

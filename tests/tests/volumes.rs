@@ -163,7 +163,8 @@ fn a_reload_attaches_what_is_new_and_detaches_what_is_gone_and_touches_nothing_e
     // What cannot be changed is told.
     let file = world.folder.path().join("initiator.yaml");
     let text = fs::read_to_string(&file).unwrap();
-    let text = text.replace("reactors: 2\nmetrics: \"127.0.0.1:0\"\n", "reactors: 1\npoll: 7us\nhost: { nqn: nqn.2026-11.org.example:host }\n");
+    let text =
+        text.replace("reactors: 2\nmetrics: \"127.0.0.1:0\"\n", "reactors: 1\npoll: 7us\nhost: { nqn: nqn.2026-11.org.example:host }\n");
     fs::write(&file, text.replace("control.sock", "other.sock")).unwrap();
     world.initiator.signal(Signal::SIGHUP);
     let told = |key| format!("`{key}` cannot be changed while the daemon runs; put it back, or restart the daemon");
@@ -189,11 +190,40 @@ fn a_disconnected_volume_is_gone_and_the_daemon_goes_on() {
     assert!(!world.control().exists(), "the control socket goes with its daemon");
 }
 
+/// It is kept to tell why it is gone, for as long as that is of interest.
+#[test]
+fn a_volume_that_is_gone_can_be_disconnected() {
+    let mut world = World::start(&["vol0", "vol1"]);
+    world.target.process.kill();
+    fs::remove_file(world.folder.path().join("vol0.img")).unwrap();
+    let mut command = Command::new(binary("godwit-target"));
+    let again = Target::start_command(command.arg("--config").arg(world.folder.path().join("target.yaml")), world.target.address);
+    wait_for("another disk ends the volume", SOON, || world.status("vol0")["state"] == "gone");
+    assert_eq!(run(&mut world.ask(&["disconnect", "vol0"])), "detached: vol0\n");
+    assert_eq!(world.names(), ["vol1"]);
+    drop(again);
+}
+
+/// Its end takes a while: what is configured when it is over counts.
+#[test]
+fn a_volume_that_is_put_back_while_it_is_taken_down_comes_back() {
+    let world = World::start(&["vol0", "vol1"]);
+    world.target.process.signal(Signal::SIGSTOP);
+    world.reload(&["vol1"]);
+    std::thread::sleep(Duration::from_millis(300));
+    world.reload(&["vol0", "vol1"]);
+    std::thread::sleep(Duration::from_millis(300));
+    world.target.process.signal(Signal::SIGCONT);
+    wait_for("it was taken down", SOON, || world.initiator.output().contains("vol0 is detached"));
+    wait_for("it is back", SOON, || world.names().len() == 2 && world.status("vol0")["state"] == "live");
+    fio(&world.uri("vol0"), &["--rw=randread", "--bs=4k", "--size=1m"]);
+}
+
 #[test]
 fn a_volume_that_nbd_clients_use_is_not_disconnected_unless_forced() {
     let world = World::start(&["vol0"]);
     let connect = || {
-        let mut client = Client::connect(&world.folder.path().join("vol0.sock")).unwrap();
+        let client = Client::connect(&world.folder.path().join("vol0.sock")).unwrap();
         client.limit(Some(SOON));
         client
     };

@@ -28,13 +28,7 @@ pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
     let io_queues = io_queues(&options, reactors);
     let name = args.name.as_ref().map_or_else(|| short_name(subsystem.as_str()), ToString::to_string);
     let settings = volume::settings(&options, paths(args, &options), names.clone(), args.url.nsid, io_queues)?;
-    let wanted = Wanted {
-        settings: VolumeSettings { name: name.clone(), ..settings },
-        name,
-        io_queues,
-        own_threads: false,
-        service,
-    };
+    let wanted = Wanted { settings: VolumeSettings { name: name.clone(), ..settings }, name, io_queues, own_threads: false, service };
     let setup = Setup {
         reactors,
         worker: volume::worker(options.poll),
@@ -65,7 +59,9 @@ fn service(args: &ConnectArgs, options: &ConnectOptions) -> Result<Service, Fail
         ))),
         (Some(nbd), _) => Ok(Service::Nbd { endpoint: nbd.clone(), mode: options.nbd_mode, export_name: options.export_name.clone() }),
         (None, Some(device)) => Ok(Service::Device { device, sockets: args.connections.map(|sockets| sockets.get().into()) }),
-        (None, None) => Err(Failure::Usage("say where to serve the volume: --nbd unix:PATH|tcp:HOST[:PORT], or --device /dev/nbdN|auto".to_owned())),
+        (None, None) => {
+            Err(Failure::Usage("say where to serve the volume: --nbd unix:PATH|tcp:HOST[:PORT], or --device /dev/nbdN|auto".to_owned()))
+        }
     }
 }
 

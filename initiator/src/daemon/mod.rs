@@ -33,6 +33,9 @@ pub(crate) use volume::{Service, Wanted};
 /// How long stopping may take: a little less than the 5 s that users are told.
 const STOP: Duration = Duration::from_millis(4800);
 
+/// The same for a volume that ends while the daemon goes on: nobody waits for the daemon, and a flush may take its time.
+const STOP_ALONE: Duration = Duration::from_secs(15);
+
 /// What of that is kept for detaching a volume, however long NBD requests take to be answered: its queues leave, its controller is shut down.
 const DETACH: Duration = Duration::from_millis(800);
 
@@ -229,8 +232,16 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
 
     /// Begins to attach a volume.
     fn start(&mut self, wanted: Wanted) -> Result<(), ServiceError> {
-        let volume =
-            Volume { wanted, threads: None, stage: Stage::Running, after: After::Removed, served: None, settled: false, asked: Vec::new() };
+        let volume = Volume {
+            wanted,
+            threads: None,
+            stage: Stage::Running,
+            after: After::Removed,
+            served: None,
+            settled: false,
+            asked: Vec::new(),
+            next: None,
+        };
         self.start_again(volume)
     }
 
@@ -402,10 +413,15 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         for asked in volume.asked.drain(..) {
             let _ = asked.send(serde_json::json!({ "detached": volume.wanted.name }));
         }
-        volume.stage = match after {
-            After::Removed => return,
-            After::Again => Stage::Failed { again: Instant::now() + AGAIN },
-            After::Gone => Stage::Gone,
+        volume.stage = match (after, volume.next.take()) {
+            // It was configured again meanwhile.
+            (_, Some(next)) if !self.stopping => {
+                volume.wanted = next;
+                Stage::Failed { again: Instant::now() }
+            }
+            (After::Removed, _) => return,
+            (After::Again, _) => Stage::Failed { again: Instant::now() + AGAIN },
+            (After::Gone, _) => Stage::Gone,
         };
         self.volumes.insert(number, volume);
     }
@@ -415,11 +431,12 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         match result {
             Ok(()) => {
                 volume.free_device();
-                self.stop(number, Instant::now() + STOP, After::Removed);
+                self.stop(number, Instant::now() + STOP_ALONE, After::Removed);
             }
             Err(_) if self.stopping => self.stop(number, Instant::now() + STOP, After::Removed),
             Err(reason) => {
                 volume.stage = Stage::Running;
+                volume.next = None;
                 for asked in volume.asked.drain(..) {
                     let _ = asked.send(godwit_control::refusal(&reason));
                 }
@@ -473,9 +490,15 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         tell_systemd(&[NotifyState::Reloading]);
         let numbers: Vec<_> = self.volumes.keys().copied().collect();
         for number in numbers {
-            let Some(volume) = self.volumes.get(&number) else { continue };
+            let Some(volume) = self.volumes.get_mut(&number) else { continue };
             let name = volume.wanted.name.clone();
-            match wanted.iter().position(|wanted| wanted.name == name) {
+            let position = wanted.iter().position(|wanted| wanted.name == name);
+            if matches!(volume.stage, Stage::Releasing | Stage::Draining { .. } | Stage::Detaching { .. }) {
+                // It is on its way out: what is wanted of it is begun once it has gone.
+                volume.next = position.map(|index| wanted.swap_remove(index));
+                continue;
+            }
+            match position {
                 Some(index) if wanted[index].is_same(&volume.wanted) && volume.stage != Stage::Gone => drop(wanted.swap_remove(index)),
                 Some(index) if volume.stage == Stage::Gone || matches!(volume.stage, Stage::Failed { .. }) => {
                     self.volumes.remove(&number);
@@ -512,7 +535,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
                     let _ = sender.send(Notice::Released(number, result));
                 });
             }
-            None => self.stop(number, Instant::now() + STOP, After::Removed),
+            None => self.stop(number, Instant::now() + STOP_ALONE, After::Removed),
         }
     }
 

@@ -79,6 +79,8 @@ pub(super) struct Volume {
     pub(super) settled: bool,
     /// Who wants to know of its end.
     pub(super) asked: Vec<Sender<Value>>,
+    /// What is to be in its place when it has ended: the configuration names it again.
+    pub(super) next: Option<Wanted>,
 }
 
 /// What becomes of a volume when it has ended.
@@ -147,7 +149,8 @@ impl Volume {
         let workers = serving(threads, &info);
         let settings = &self.wanted.settings;
         let name = if let Service::Nbd { export_name, .. } = &self.wanted.service { export_name } else { "" };
-        let export = nbd::Volume::labelled(&settings.name, name, settings.names.subsystem.as_str(), &info.geometry, nbd::Limits::default())?;
+        let export =
+            nbd::Volume::labelled(&settings.name, name, settings.names.subsystem.as_str(), &info.geometry, nbd::Limits::default())?;
         let outlet = match &self.wanted.service {
             Service::Nbd { endpoint, mode, .. } => {
                 let (socket, listener) = NbdSocket::listen(endpoint, *mode, patience())?;

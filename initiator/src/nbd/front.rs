@@ -405,7 +405,9 @@ impl Front {
         }
         let client = Name(connection.peer.as_ref());
         match end {
-            End::Violation(_) | End::BrokenReply { .. } | End::Stalled => tracing::warn!(volume = self.volume.label(), %client, "NBD connection ended: {end}"),
+            End::Violation(_) | End::BrokenReply { .. } | End::Stalled => {
+                tracing::warn!(volume = self.volume.label(), %client, "NBD connection ended: {end}")
+            }
             _ => tracing::info!(volume = self.volume.label(), %client, "NBD connection ended: {end}"),
         }
         if let Some(timer) = handshake {

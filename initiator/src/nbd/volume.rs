@@ -38,13 +38,7 @@ impl Volume {
     /// # Errors
     ///
     /// As [`Self::new`].
-    pub fn labelled(
-        label: &str,
-        name: &str,
-        description: &str,
-        geometry: &Geometry,
-        limits: Limits,
-    ) -> Result<Arc<Self>, InvalidExport> {
+    pub fn labelled(label: &str, name: &str, description: &str, geometry: &Geometry, limits: Limits) -> Result<Arc<Self>, InvalidExport> {
         let exports = Arc::from([export(name, description, geometry)?]);
         Ok(Arc::new(Self {
             label: label.to_owned(),

@@ -719,7 +719,7 @@ fn stopping_waits_a_while_for_a_flush_and_no_longer() {
     let mut world = World::up(&Options::default());
     world.target.faults.mute_flushes = true;
     world.stop();
-    world.run_at_most(Duration::from_secs(8), |world| world.saw(|event| matches!(event, VolumeEvent::Stopped)));
+    world.run_at_most(Duration::from_secs(15), |world| world.saw(|event| matches!(event, VolumeEvent::Stopped)));
     assert!(world.target.shut_down);
 }
 

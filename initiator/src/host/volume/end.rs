@@ -22,7 +22,7 @@ use crate::host::status::VolumeState;
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long the last flush may take.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(4);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a controller may take to shut down, whatever it says.
 pub(super) const MAX_SHUTDOWN: Duration = Duration::from_secs(10);
