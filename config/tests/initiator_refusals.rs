@@ -367,7 +367,7 @@ fn a_namespace_is_attached_once() {
 #[test]
 fn lists_have_a_most() {
     let volumes = |count: usize| {
-        let one = |i| format!("  - {{ name: v{i}, addresses: [iwarp://h], nqn: nqn.2026-11.a:{i}, device: nbd{i} }}\n");
+        let one = |i| format!("  - {{ name: v{i}, addresses: [iwarp://h], nqn: nqn.2026-11.a:{i}, device: /dev/nbd{i} }}\n");
         format!("volumes:\n{}", (0..count).map(one).collect::<String>())
     };
     assert_eq!(parse(&volumes(1024)).volumes.len(), 1024);
