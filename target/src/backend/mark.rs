@@ -10,7 +10,7 @@
 //! | --- | --- | --- |
 //! | clean: all was synced, then nothing was written | nothing is lost | nothing is lost |
 //! | in use | the daemon was killed: nothing is lost | **the machine went down: counts** |
-//! | lost: a sync has failed | **counts** | **counts** |
+//! | lost: a sync has failed, or the file was truncated when it was closed | **counts** | **counts** |
 //! | nothing that can be read, or of another store | **counts**, see below | the same |
 //!
 //! A boot is known by the kernel's boot id. After it has been looked at, the mark says "in use" in this boot with the new count, so that each loss counts

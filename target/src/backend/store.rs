@@ -217,6 +217,8 @@ impl Store<BackingFile> {
         self.file.sync_data().inspect_err(|error| self.shared.note_sync_failure(error))?;
         self.keep_mark()?;
         match &mut *self.shared.mark() {
+            // Whoever makes the file longer again before the next start would hide it.
+            Some(mark) if self.shared.found_truncated() => mark.note_lost(),
             Some(mark) if !mark.is_lost() => mark.clean(),
             _ => Ok(()),
         }

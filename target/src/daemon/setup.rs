@@ -323,7 +323,7 @@ fn tell_of_past(nqn: &str, namespace: &godwit_config::Namespace, store: &Store<B
             nsid,
             store,
             unsafe_shutdowns,
-            "the machine went down, or a sync failed, under an earlier daemon: what hosts wrote and did not flush may be lost, which counts as an unsafe shutdown that they see"
+            "under an earlier daemon the machine went down, a sync failed, or the file was truncated: what hosts wrote and did not flush may be lost, which counts as an unsafe shutdown that they see"
         ),
         Past::Unknown => tracing::info!(
             %nqn,

@@ -178,7 +178,7 @@ fn write_namespace(text: &mut String, namespace: &Value) -> std::fmt::Result {
     writeln!(text, ", unsafe shutdowns {}", number(namespace, "unsafe_shutdowns"))?;
     let flags = [
         ("sync_failed", "A SYNC FAILED: flushes are refused until `godwit-target reopen`"),
-        ("truncated", "THE FILE WAS TRUNCATED: what lay behind its end is refused until `godwit-target reopen`"),
+        ("truncated", "THE FILE WAS TRUNCATED: what lay behind its end, and flushes, are refused until `godwit-target reopen`"),
     ];
     flags.into_iter().filter(|(key, _)| namespace[key] == true).try_for_each(|(_, words)| writeln!(text, "    {words}"))
 }

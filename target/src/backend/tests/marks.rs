@@ -103,6 +103,26 @@ fn a_sync_that_failed_counts_at_the_next_start_of_the_daemon_alone() {
 }
 
 #[test]
+fn a_truncation_that_nobody_has_dealt_with_counts_at_the_next_start() {
+    let folder = folder_on_disk();
+    let path = folder.path().join("x.img");
+    let set_len = |len| std::fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    let store = Store::open(&made(&path, 1)).unwrap();
+    set_len(4096);
+    store.close().unwrap();
+    assert_eq!(store.unsafe_shutdowns(), 0);
+    drop(store);
+    set_len(1 << 20);
+    let store = Store::open(&during(&path, 1)).unwrap();
+    assert_eq!(store.unsafe_shutdowns(), 1);
+    set_len(4096);
+    store.resize(4096);
+    store.close().unwrap();
+    drop(store);
+    assert_eq!(stopped(&during(&path, 1)), 1, "an administrator made it smaller");
+}
+
+#[test]
 fn reopening_moves_the_count_before_a_flush_can_succeed() {
     let folder = folder_on_disk();
     let path = folder.path().join("x.img");
