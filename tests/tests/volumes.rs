@@ -204,6 +204,18 @@ fn a_volume_that_is_gone_can_be_disconnected() {
     drop(again);
 }
 
+/// What was written could not be flushed.
+#[test]
+fn a_volume_whose_target_is_away_is_disconnected_by_force_only() {
+    let mut world = World::start(&["vol0", "vol1"]);
+    world.target.process.kill();
+    wait_for("the loss is noticed", SOON, || world.status("vol0")["state"] == "lost");
+    let (code, said) = run_failing(&mut world.ask(&["disconnect", "vol0"]));
+    assert!(code == 1 && said.contains("is away, so that nothing can be flushed; wait for it, or add --force"), "{code}: {said}");
+    assert_eq!(run(&mut world.ask(&["disconnect", "vol0", "--force"])), "detached: vol0\n");
+    assert_eq!(world.names(), ["vol1"]);
+}
+
 /// Its end takes a while: what is configured when it is over counts.
 #[test]
 fn a_volume_that_is_put_back_while_it_is_taken_down_comes_back() {

@@ -77,12 +77,20 @@ pub(super) fn release(of: &Use, force: bool) -> Result<(), String> {
     match of {
         Use::Device(disk) => release_device(*disk, force),
         Use::Nbd { .. } if force => Ok(()),
-        Use::Nbd { export, place } => await_clients(|| export.connections()).map_err(|connections| {
-            let plural = if connections == 1 { "" } else { "s" };
-            format!(
-                "{place} is in use: {connections} connection{plural} of NBD clients; disconnect them first, or add --force to lose what they did not flush"
-            )
-        }),
+        Use::Nbd { export, place, is_lost } => {
+            await_clients(|| export.connections()).map_err(|connections| {
+                let plural = if connections == 1 { "" } else { "s" };
+                format!(
+                    "{place} is in use: {connections} connection{plural} of NBD clients; disconnect them first, or add --force to lose what they did not flush"
+                )
+            })?;
+            if *is_lost {
+                return Err(format!(
+                    "the target of {place} is away, so that nothing can be flushed; wait for it, or add --force to lose what clients did not flush"
+                ));
+            }
+            Ok(())
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::ServiceError;
 use crate::block::Geometry;
 use crate::device::{self, Device, Disk, Links};
-use crate::host::{Mailbox, VolumeInfo, VolumeSettings};
+use crate::host::{Mailbox, VolumeInfo, VolumeSettings, VolumeState};
 use crate::nbd;
 use crate::socket::{IN_USE_PATIENCE, NbdSocket};
 use crate::threads::Threads;
@@ -125,8 +125,8 @@ pub(super) struct Served {
 pub(super) enum Use {
     /// Who holds the device, the kernel knows.
     Device(Disk),
-    /// NBD clients are connected to the export, which is at this place.
-    Nbd { export: Arc<nbd::Volume>, place: String },
+    /// NBD clients are connected to the export, which is at this place; or the target is lost, and what they wrote cannot be flushed.
+    Nbd { export: Arc<nbd::Volume>, place: String, is_lost: bool },
 }
 
 pub(super) enum Outlet {
@@ -269,7 +269,10 @@ impl Volume {
         let served = self.served.as_ref()?;
         match &served.outlet {
             Outlet::Device(device, _) => Some(Use::Device(device.disk())),
-            Outlet::Nbd(_) => Some(Use::Nbd { export: Arc::clone(&served.export), place: self.place()? }),
+            Outlet::Nbd(_) => {
+                let is_lost = self.wanted.settings.status.control().state == VolumeState::Lost;
+                Some(Use::Nbd { export: Arc::clone(&served.export), place: self.place()?, is_lost })
+            }
             Outlet::Nothing => None,
         }
     }

@@ -162,6 +162,8 @@ fn as_nobody(command: &Command, memlock: &str) -> Command {
     let mut other = Command::new("prlimit");
     other.arg(format!("--memlock={memlock}")).args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
     other.arg(command.get_program()).args(command.get_args());
+    // For its control socket.
+    other.env("XDG_RUNTIME_DIR", "/tmp");
     other
 }
 

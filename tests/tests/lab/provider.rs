@@ -42,7 +42,12 @@ impl<const HOST: bool, const TARGET: bool> Machines for Devices<HOST, TARGET> {
             return listen_on(address, target);
         }
         let (deliver, delivered) = mpsc::channel();
-        let listener = verbs::Listener::bind(address, move |incoming| drop(deliver.send(incoming))).unwrap();
+        // The connection manager chooses a port that none of its own has; on siw a TCP socket may have it.
+        let attempts = std::iter::repeat_with(|| {
+            let deliver = deliver.clone();
+            verbs::Listener::bind(address, move |incoming| drop(deliver.send(incoming)))
+        });
+        let listener = attempts.take(8).find_map(Result::ok).expect("one of its ports is free");
         let address = listener.local_address();
         target.on_devices = Some((listener, delivered));
         address
