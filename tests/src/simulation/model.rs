@@ -225,6 +225,8 @@ impl Model {
             if let Some(last) = block.since.drain(..covered).next_back() {
                 block.durable = last.may_be;
             }
+            // What was acknowledged between the asking and the sending of the flush was covered, too; where that was, only the initiator knows.
+            block.since.iter_mut().for_each(|state| state.counts = false);
         }
     }
 
