@@ -560,7 +560,8 @@ fn a_user_with_little_locked_memory_is_served() {
     let arguments = ["--export", &export, "--listen", &listen, "--nqn", NQN, "--reactors", "4", "--log", "warn"];
     let mut target = Target::start_command(&mut nobody.command(&limit, "godwit-target", &arguments), address);
     let (url, nbd) = (target.url(), format!("unix:{}", socket.display()));
-    let arguments = ["connect", &url, "--nbd", &nbd, "--reactors", "4", "--log", "warn"];
+    let control = nobody.0.at("own/control.sock");
+    let arguments = ["connect", &url, "--nbd", &nbd, "--reactors", "4", "--log", "warn", "--control", &control];
     let mut initiator = Initiator::start_command(&mut nobody.command(&limit, "godwit", &arguments), &socket);
     let verify =
         ["--rw=randrw", "--iodepth=32", "--numjobs=4", "--size=8m", "--offset_increment=16m", "--verify=crc32c", "--bsrange=4k-256k"];
