@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// A private mapping that begins as zeroes, and takes memory only where it is touched, in large pages if the kernel has them. It is unmapped when this is dropped: who hands out what lies in it keeps
-/// it until nobody refers to that any more.
+/// A private mapping that begins as zeroes, and takes memory only where it is touched, in large pages if the kernel has them. It is unmapped when this is
+/// dropped: who hands out what lies in it keeps it until nobody refers to that any more.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,

@@ -106,7 +106,7 @@ fn attach(args: &BenchArgs, url: &Url, plan: &Plan, stop: &AtomicBool) -> Result
     let names = names(&args.host, subsystem.clone())?;
     let io_queues = usize::from(args.queues.get());
     let paths = Paths { addresses: vec![address(url, &url.address, options.crc)], discovery: None };
-    let settings = volume::settings(&options, paths, names.clone(), url.nsid, io_queues)?;
+    let settings = volume::settings(names.subsystem.to_string(), &options, paths, names.clone(), url.nsid, io_queues)?;
     let volume = Volume::attach(&settings, io_queues, &worker(args, plan), || !stop.load(Ordering::Relaxed));
     let volume = volume.map_err(|error| match error {
         AttachError::Host(error) => explain(error.into(), url, options.crc, names.clone()),

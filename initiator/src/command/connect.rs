@@ -7,7 +7,7 @@ use super::{Failure, control, explain, names, print};
 use crate::cli::ConnectArgs;
 use crate::daemon::{Purpose, Service, Setup, Wanted, serve};
 use crate::device;
-use crate::host::{VolumeInfo, VolumeSettings};
+use crate::host::VolumeInfo;
 use crate::socket;
 
 pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
@@ -27,8 +27,8 @@ pub(super) fn run(args: &ConnectArgs) -> Result<(), Failure> {
     let reactors = usize::from(args.reactors.get());
     let io_queues = io_queues(&options, reactors);
     let name = args.name.as_ref().map_or_else(|| short_name(subsystem.as_str()), ToString::to_string);
-    let settings = volume::settings(&options, paths(args, &options), names.clone(), args.url.nsid, io_queues)?;
-    let wanted = Wanted { settings: VolumeSettings { name: name.clone(), ..settings }, name, io_queues, own_threads: false, service };
+    let settings = volume::settings(name, &options, paths(args, &options), names.clone(), args.url.nsid, io_queues)?;
+    let wanted = Wanted { settings, io_queues, own_threads: false, service };
     let setup = Setup {
         reactors,
         worker: volume::worker(options.poll),

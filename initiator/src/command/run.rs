@@ -8,7 +8,7 @@ use super::volume::{self, Paths, address, io_queues};
 use super::{Failure, control, names, print};
 use crate::cli::{HostArgs, RunArgs};
 use crate::daemon::{Purpose, Service, Setup, Wanted, serve};
-use crate::host::{VolumeSettings, in_words};
+use crate::host::in_words;
 
 pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
     let configuration = load(&args.config)?;
@@ -94,10 +94,8 @@ fn volume_of(configuration: &Initiator, volume: &Volume) -> Result<Wanted, Failu
     let io_queues = io_queues(options, configuration.reactors.get().into());
     let names = names(&host, volume.nqn.value.clone())?;
     let nsid = volume.nsid.as_ref().map(|nsid| nsid.value.get());
-    let name = volume.name.value.to_string();
     Ok(Wanted {
-        settings: VolumeSettings { name: name.clone(), ..volume::settings(options, paths, names, nsid, io_queues)? },
-        name,
+        settings: volume::settings(volume.name.value.to_string(), options, paths, names, nsid, io_queues)?,
         io_queues,
         own_threads: volume.paths.transport() == Some(Transport::Rdma),
         service: match &volume.front {

@@ -43,6 +43,7 @@ pub(super) fn address(url: &Url, host: &HostPort, crc: Crc) -> Address {
 
 /// What a volume is attached by.
 pub(super) fn settings(
+    name: String,
     options: &ConnectOptions,
     paths: Paths,
     names: Names,
@@ -52,7 +53,7 @@ pub(super) fn settings(
     let entries = u32::from(options.queue_size.get());
     let queue_size = QueueSize::new(entries).ok_or_else(|| Failure::Usage(format!("{entries} is not a queue size")))?;
     Ok(VolumeSettings {
-        name: names.subsystem.to_string(),
+        name,
         addresses: paths.addresses,
         discovery: paths.discovery,
         resolver: Resolver::default(),

@@ -295,7 +295,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
                 match volume.serve(number, (*info).clone()) {
                     Ok(()) => {
                         let place = volume.place().unwrap_or_default();
-                        (self.ready)(&volume.wanted.name, &place, &info);
+                        (self.ready)(&volume.wanted.settings.name, &place, &info);
                     }
                     Err(error) => self.cannot_serve(number, error),
                 }
@@ -306,7 +306,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
                     self.outcome = Err(error.into());
                     self.forget(number, After::Removed);
                 } else {
-                    warn!(volume = volume.wanted.name, "{} cannot be attached yet: {error}", volume.wanted.name);
+                    warn!(volume = volume.wanted.settings.name, "{} cannot be attached yet: {error}", volume.wanted.settings.name);
                     self.forget(number, After::Again);
                 }
             }
@@ -334,7 +334,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         if matches!(self.purpose, Purpose::OneVolume) {
             self.outcome = Err(error);
         } else if let Some(volume) = self.volumes.get_mut(&number) {
-            warn!(volume = volume.wanted.name, "{} cannot be served: {error}", volume.wanted.name);
+            warn!(volume = volume.wanted.settings.name, "{} cannot be served: {error}", volume.wanted.settings.name);
             volume.wanted.settings.status.update(|status| status.failed(&error));
         }
         self.stop(number, Instant::now() + STOP, After::Again);
@@ -396,7 +396,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
     /// Forgets a volume that is not wanted any more.
     fn remove(&mut self, number: VolumeNumber) {
         if let Some(volume) = self.volumes.get(&number) {
-            info!(volume = volume.wanted.name, "{} is detached", volume.wanted.name);
+            info!(volume = volume.wanted.settings.name, "{} is detached", volume.wanted.settings.name);
         }
         self.forget(number, After::Removed);
     }
@@ -411,7 +411,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         volume.served = None;
         volume.after = after;
         for asked in volume.asked.drain(..) {
-            let _ = asked.send(serde_json::json!({ "detached": volume.wanted.name }));
+            let _ = asked.send(serde_json::json!({ "detached": volume.wanted.settings.name }));
         }
         volume.stage = match (after, volume.next.take()) {
             // It was configured again meanwhile.
@@ -459,7 +459,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         for ((number, disk), holder) in devices.into_iter().zip(requests::holders(&disks)) {
             let Some(volume) = self.volumes.get_mut(&number) else { continue };
             match holder {
-                Some(holder) => info!(volume = volume.wanted.name, "{disk} stays for the next daemon: {holder}"),
+                Some(holder) => info!(volume = volume.wanted.settings.name, "{disk} stays for the next daemon: {holder}"),
                 None => volume.free_device(),
             }
         }
@@ -491,8 +491,8 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         let numbers: Vec<_> = self.volumes.keys().copied().collect();
         for number in numbers {
             let Some(volume) = self.volumes.get_mut(&number) else { continue };
-            let name = volume.wanted.name.clone();
-            let position = wanted.iter().position(|wanted| wanted.name == name);
+            let name = volume.wanted.settings.name.clone();
+            let position = wanted.iter().position(|wanted| wanted.settings.name == name);
             if matches!(volume.stage, Stage::Releasing | Stage::Draining { .. } | Stage::Detaching { .. }) {
                 // It is on its way out: what is wanted of it is begun once it has gone.
                 volume.next = position.map(|index| wanted.swap_remove(index));
@@ -512,7 +512,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
             }
         }
         for wanted in wanted {
-            info!(volume = wanted.name, "{} is new", wanted.name);
+            info!(volume = wanted.settings.name, "{} is new", wanted.settings.name);
             self.start(wanted)?;
         }
         tell_systemd(&[NotifyState::Ready]);
@@ -526,7 +526,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         match volume.use_of().filter(|_| volume.stage == Stage::Running) {
             Some(of) => {
                 volume.stage = Stage::Releasing;
-                let (sender, name) = (self.sender.clone(), volume.wanted.name.clone());
+                let (sender, name) = (self.sender.clone(), volume.wanted.settings.name.clone());
                 std::thread::spawn(move || {
                     let result = requests::release(&of, force);
                     if let Err(reason) = &result {
@@ -562,11 +562,11 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
             }
             match volume.stage {
                 Stage::Draining { until, .. } if until <= now => {
-                    warn!(volume = volume.wanted.name, "some NBD requests were not answered in time");
+                    warn!(volume = volume.wanted.settings.name, "some NBD requests were not answered in time");
                     self.detach(number, until + DETACH);
                 }
                 Stage::Detaching { until } if until <= now => {
-                    warn!(volume = volume.wanted.name, "the target did not take note of the end in time");
+                    warn!(volume = volume.wanted.settings.name, "the target did not take note of the end in time");
                     self.ended(number);
                 }
                 Stage::Failed { again } if again <= now => {

@@ -170,7 +170,7 @@ impl<F: FnMut(&str, &str, &VolumeInfo)> Daemon<F> {
         let matching = |matches: &dyn Fn(&Volume) -> bool| -> Vec<_> {
             self.volumes.iter().filter(|(_, volume)| matches(volume)).map(|(&number, _)| number).collect()
         };
-        let named = matching(&|volume| volume.wanted.name == name);
+        let named = matching(&|volume| volume.wanted.settings.name == name);
         if !named.is_empty() {
             return named;
         }
@@ -194,7 +194,7 @@ fn describe(volume: &Volume, now: Instant) -> Value {
     };
     let mut text = Map::new();
     let mut put = |name: &str, value: Value| text.insert(name.to_owned(), value);
-    put("name", json!(volume.wanted.name));
+    put("name", json!(volume.wanted.settings.name));
     put("pid", json!(std::process::id()));
     put("state", json!(state));
     put("since_seconds", json!(now.saturating_duration_since(control.since).as_secs()));

@@ -24,8 +24,7 @@ const LOOK_FOR_TOLD: Duration = Duration::from_secs(1);
 /// A volume that is wanted.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
-    /// What people call it.
-    pub(crate) name: String,
+    /// Their name is what people call it.
     pub(crate) settings: VolumeSettings,
     pub(crate) io_queues: usize,
     /// Reactor threads of its own: what an RDMA device may write to is no other volume's.
@@ -179,13 +178,13 @@ impl Volume {
         let Some(served) = &mut self.served else { return };
         served.info.geometry = geometry;
         if let Err(error) = served.export.update(&geometry) {
-            return tracing::warn!(volume = self.wanted.name, "NBD clients cannot see the new size: {error}");
+            return tracing::warn!(volume = self.wanted.settings.name, "NBD clients cannot see the new size: {error}");
         }
         // Only now: the kernel uses the new size at once.
         if let Outlet::Device(device, _) = &served.outlet
             && let Err(error) = device.change(&for_kernel(&self.wanted.settings, &served.info, &served.export))
         {
-            tracing::warn!(volume = self.wanted.name, "{error}");
+            tracing::warn!(volume = self.wanted.settings.name, "{error}");
         }
     }
 
@@ -196,7 +195,7 @@ impl Volume {
         if let Some(Served { info, export, outlet: Outlet::Device(device, _), .. }) = &self.served
             && let Err(error) = device.change(&for_kernel(settings, info, export))
         {
-            tracing::warn!(volume = self.wanted.name, "{error}");
+            tracing::warn!(volume = self.wanted.settings.name, "{error}");
         }
     }
 
@@ -217,7 +216,7 @@ impl Volume {
         let Some(Served { outlet, .. }) = &mut self.served else { return };
         let Outlet::Device(device, links) = outlet else { return };
         if end == nbd::LinkEnd::Freed || !device.is_attached() {
-            tracing::warn!(volume = self.wanted.name, "{} was freed by somebody else", device.disk());
+            tracing::warn!(volume = self.wanted.settings.name, "{} was freed by somebody else", device.disk());
             *outlet = Outlet::Nothing;
         } else {
             links.ended(link.0, now);
@@ -233,12 +232,12 @@ impl Volume {
         while let Some(link) = links.next(now) {
             match device.replace() {
                 Ok(end) => {
-                    tracing::info!(volume = self.wanted.name, "gave the kernel another socket for {}", device.disk());
+                    tracing::info!(volume = self.wanted.settings.name, "gave the kernel another socket for {}", device.disk());
                     links.replaced(link, now);
                     serve_link(workers, number, link, end);
                 }
                 Err(error) => {
-                    tracing::warn!(volume = self.wanted.name, "{error}");
+                    tracing::warn!(volume = self.wanted.settings.name, "{error}");
                     links.replaced(link, now);
                     links.ended(link, now);
                 }
@@ -252,7 +251,7 @@ impl Volume {
         if let Outlet::Device(device, _) = std::mem::replace(&mut served.outlet, Outlet::Nothing)
             && let Err(error) = device.detach()
         {
-            tracing::warn!(volume = self.wanted.name, "{error}");
+            tracing::warn!(volume = self.wanted.settings.name, "{error}");
         }
     }
 
