@@ -1,4 +1,9 @@
 //! The end of an association, and what follows it: another attempt, or the end of the volume.
+//!
+//! A volume that is ended as asked is flushed before its controller is shut down, for clients may go without a flush of their own, and not every target keeps
+//! what it has cached over a shutdown. Whoever asks has let the front end answer what it had taken; so each change that was acknowledged, on whatever queue,
+//! had ended at the target before this flush is sent, and one flush on one queue covers them all. It is put in line like any operation: if the target is lost
+//! meanwhile there is nothing to flush to, and if it fails or takes too long the log says so.
 
 use std::time::Duration;
 
@@ -100,8 +105,7 @@ impl VolumeControl {
         }
     }
 
-    /// Has what was written flushed, then tells the controller that this is the end. Clients may have gone without a flush of their own, as a file system that
-    /// is unmounted has not.
+    /// Has what was written flushed, then tells the controller that this is the end.
     pub(super) fn flush_and_shut_down<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric) {
         let caches = self.session.as_ref().is_some_and(|session| {
             let geometry = &session.attached.geometry;
