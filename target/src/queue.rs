@@ -394,6 +394,11 @@ impl Queue {
         6 * depth
     }
 
+    /// Whether it is no I/O queue of an association that lives.
+    pub(crate) fn is_dying(&self) -> bool {
+        !matches!(&self.phase, Phase::Io(member) if !member.association.is_dying())
+    }
+
     /// Whether more responses are on their way than an honest host can have asked for.
     pub(crate) fn is_overrun(&self) -> bool {
         self.sends > 2 * self.depth()

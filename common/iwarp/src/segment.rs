@@ -124,26 +124,24 @@ impl Segment {
         self.header().len() + self.len + self.trailer_len()
     }
 
+    /// Whether its trailer depends on its payload: CRC was negotiated.
+    #[must_use]
+    pub fn has_crc(&self) -> bool {
+        self.crc
+    }
+
     /// Pad and CRC for this segment with this payload, which is not looked at when CRC was not negotiated.
     ///
     /// # Panics
     /// When CRC is negotiated and `payload` has not [`Segment::len`] bytes.
     pub fn trailer<'a>(&self, payload: impl IntoIterator<Item = &'a [u8]>) -> Trailer {
-        let length = self.trailer_len();
-        let mut bytes = [0; Trailer::CAPACITY];
-        if self.crc {
-            let mut crc = Crc::new(true);
-            crc.update(self.header());
-            let mut seen = 0;
-            for part in payload {
-                crc.update(part);
-                seen += part.len();
-            }
-            assert_eq!(seen, self.len, "a segment is sent with exactly its payload");
-            crc.update(&bytes[..length - CRC_FIELD]);
-            bytes[length - CRC_FIELD..length].copy_from_slice(&crc.field());
+        if !self.crc {
+            return Trailer { bytes: [0; Trailer::CAPACITY], length: self.trailer_len() };
         }
-        Trailer { bytes, length }
+        let mut seen = 0;
+        let trailer = Trailer::with_crc(self.header(), payload.into_iter().inspect(|part| seen += part.len()));
+        assert_eq!(seen, self.len, "a segment is sent with exactly its payload");
+        trailer
     }
 }
 
@@ -157,6 +155,23 @@ pub struct Trailer {
 impl Trailer {
     /// The longest trailer: three pad bytes and the CRC, rounded up.
     pub const CAPACITY: usize = 8;
+
+    /// Pad and CRC of an FPDU with this [header](Segment::header) and payload.
+    pub fn with_crc<'a>(header: &[u8], payload: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut crc = Crc::new(true);
+        crc.update(header);
+        let mut payload_len = 0;
+        for part in payload {
+            crc.update(part);
+            payload_len += part.len();
+        }
+        let pad = pad_length(header.len() - LENGTH_FIELD + payload_len);
+        let mut bytes = [0; Self::CAPACITY];
+        crc.update(&bytes[..pad]);
+        let length = pad + CRC_FIELD;
+        bytes[pad..length].copy_from_slice(&crc.field());
+        Self { bytes, length }
+    }
 }
 
 impl AsRef<[u8]> for Trailer {

@@ -6,15 +6,15 @@
 //! * It is cut into stripes, each with a lock. The bytes of a stripe are read while its lock is held by readers, and changed while it is held by one writer:
 //!   so no copy races with another, and no slice of it outlives its guard.
 //!
-//! A lock is held for a copy of at most a stripe. Two threads wait for each other only when they work on one stripe (or on two that share a lock) and one of
+//! A lock is held for a copy of at most a stripe, or for a call that sends pieces of some ([`Extent`]). Two threads wait for each other only when they work on one stripe (or on two that share a lock) and one of
 //! them writes; a read sees each stripe's part of a write whole or not at all. What was never written, or was zeroed by whole pages, takes no memory.
 
 use std::io;
 use std::num::NonZeroUsize;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use nix::errno::Errno;
 use nix::sys::mman::{MmapAdvise, madvise};
@@ -24,6 +24,12 @@ use crate::mapping::Mapping;
 
 /// Bytes of a stripe.
 const STRIPE_BYTES: usize = 1 << 20;
+
+/// The most that is fetched ahead: behind it the processor sees where the reader is going.
+const PREFETCHED_BYTES: usize = 4 * PAGE_BYTES;
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
 
 /// Locks: stripes whose numbers differ by a multiple of this share one.
 const LOCKS: usize = 1024;
@@ -94,6 +100,12 @@ impl MemoryDisk {
         }
     }
 
+    /// A range that can be read where it lies; `None` when it is not on the disk as a whole, or not in one stripe.
+    pub fn extent(self: &Arc<Self>, offset: u64, len_bytes: usize) -> Option<Extent> {
+        let range = self.pieces(offset, len_bytes as u64).next().filter(|piece| piece.len() == len_bytes)?;
+        Some(Extent { disk: Arc::clone(self), range })
+    }
+
     fn address(&self, offset: usize) -> *mut u8 {
         self.memory.base().as_ptr().wrapping_add(offset)
     }
@@ -125,6 +137,86 @@ impl MemoryDisk {
         })
     }
 }
+
+/// A range of a disk, to be read where it lies: for who hands the bytes on at once, such as to a socket. It keeps the disk, and its bytes may change
+/// until they are read.
+#[derive(Debug)]
+pub struct Extent {
+    disk: Arc<MemoryDisk>,
+    /// In one stripe.
+    range: Range<usize>,
+}
+
+impl Extent {
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Has the processor fetch the range, or the first [`PREFETCHED_BYTES`] of it, while the caller does something else: reading in no order waits for
+    /// memory otherwise.
+    pub fn prefetch(&self) {
+        let end = self.range.end.min(self.range.start + PREFETCHED_BYTES);
+        (self.range.start..end).step_by(LINE_BYTES).for_each(|at| prefetch_line(self.disk.address(at)));
+    }
+
+    /// Keeps a part of the range from being changed. Waits for who is changing it, and must therefore not be called by who holds another.
+    ///
+    /// # Panics
+    ///
+    /// When the part is not within the range.
+    pub fn read(&self, part: Range<usize>) -> Reading<'_> {
+        let piece = self.piece(&part);
+        let lock = self.disk.lock_of(&piece).read().unwrap_or_else(PoisonError::into_inner);
+        Reading { disk: &self.disk, lock, piece }
+    }
+
+    /// Like [`read`](Self::read), but does not wait: `None` when somebody changes the stripe, or waits for that.
+    ///
+    /// # Panics
+    ///
+    /// When the part is not within the range.
+    pub fn try_read(&self, part: Range<usize>) -> Option<Reading<'_>> {
+        let piece = self.piece(&part);
+        let lock = match self.disk.lock_of(&piece).try_read() {
+            Ok(lock) => lock,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Reading { disk: &self.disk, lock, piece })
+    }
+
+    fn piece(&self, part: &Range<usize>) -> Range<usize> {
+        assert!(part.start <= part.end && part.end <= self.range.len(), "{part:?} is not within {} bytes", self.range.len());
+        self.range.start + part.start..self.range.start + part.end
+    }
+}
+
+/// Bytes of a disk that nobody changes as long as this lives.
+#[derive(Debug)]
+pub struct Reading<'a> {
+    disk: &'a MemoryDisk,
+    lock: RwLockReadGuard<'a, ()>,
+    piece: Range<usize>,
+}
+
+impl Deref for Reading<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.disk.bytes(&self.lock, self.piece.clone())
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn prefetch_line(address: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    // SAFETY: a hint to the processor, which reads nothing for the program, and does not fault.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn prefetch_line(_: *const u8) {}
 
 impl std::fmt::Debug for MemoryDisk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -209,6 +301,41 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn an_extent_lies_on_the_disk_and_in_one_stripe() {
+        let disk = Arc::new(MemoryDisk::new(STRIPE + 4096).unwrap());
+        assert_eq!(disk.extent(0, STRIPE_BYTES).map(|extent| extent.len_bytes()), Some(STRIPE_BYTES));
+        assert_eq!(disk.extent(STRIPE, 4096).map(|extent| extent.len_bytes()), Some(4096));
+        for (offset, len) in [(STRIPE - 1, 2), (STRIPE, 4097), (STRIPE + 4096, 1), (u64::MAX, 1), (0, usize::MAX), (0, 0)] {
+            assert!(disk.extent(offset, len).is_none(), "{offset} {len}");
+        }
+    }
+
+    #[test]
+    fn what_is_read_where_it_lies_is_not_changed_meanwhile() {
+        let disk = Arc::new(MemoryDisk::new(2 * STRIPE).unwrap());
+        let extent = disk.extent(4096, 8192).unwrap();
+        let reading = extent.read(4096..8192);
+        let again = extent.try_read(0..4096).expect("it is only read");
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| disk.write_at(&[1; 8192], 4096));
+            // Who waits to write keeps others from starting to read, in this stripe alone.
+            while extent.try_read(0..1).is_some() {
+                std::thread::yield_now();
+            }
+            assert!(disk.extent(STRIPE, 1).unwrap().try_read(0..1).is_some());
+            assert!(!writer.is_finished() && reading.iter().chain(&*again).all(|&byte| byte == 0));
+            drop((reading, again));
+        });
+        assert!(extent.read(0..8192).iter().all(|&byte| byte == 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "is not within 4096 bytes")]
+    fn a_part_beyond_an_extent_is_refused() {
+        drop(Arc::new(MemoryDisk::new(STRIPE).unwrap()).extent(0, 4096).unwrap().read(0..4097));
     }
 
     #[test]

@@ -16,6 +16,6 @@ mod mapping;
 mod pool;
 mod reservation;
 
-pub use disk::MemoryDisk;
+pub use disk::{Extent, MemoryDisk, Reading};
 pub use pool::{Buffer, ClassLayout, Layout, MAX_BUFFER_BYTES, PAGE_BYTES, Pool, PoolError};
 pub use reservation::Reservation;

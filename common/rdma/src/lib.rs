@@ -24,7 +24,7 @@ pub mod verbs;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use godwit_memory::{Buffer, Reservation};
+use godwit_memory::{Buffer, Extent, Reservation};
 use godwit_reactor::{Event, Peer, Reactor, Token};
 use verbs::{Verbs, VerbsError};
 
@@ -262,6 +262,20 @@ impl Fabric {
         } else {
             self.soft.post_write(qp, data, len_bytes, to);
         }
+    }
+
+    /// Posts an RDMA Write of what lies on a disk in memory, which is not copied and may be changed until it is sent: each of its blocks (of at most 4 KiB,
+    /// counted from its start) arrives as it was at one moment before the next Send that is posted. No completion.
+    ///
+    /// # Errors
+    ///
+    /// Gives the extent back where that cannot be done: copy it to a buffer.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::post_send`].
+    pub fn post_write_extent(&mut self, qp: QpId, extent: Extent, to: Remote) -> Result<(), Extent> {
+        if verbs::is_mine(qp) { Err(extent) } else { self.soft.post_write_extent(qp, extent, to) }
     }
 
     /// Posts an RDMA Read that fills the first `len_bytes` bytes of `sink`. Ends with [`Completion::ReadDone`].

@@ -4,13 +4,20 @@
 
 mod support;
 
-use godwit_rdma::{Access, Completion, Disconnect, QpConfig, WorkId};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use godwit_memory::MemoryDisk;
+use godwit_rdma::{Access, Completion, Disconnect, FpduSize, QpConfig, Remote, WorkId};
 use support::{HOST, Machines, Net, Pair, Rings, TARGET, config, on_both, pattern};
 
 on_both!(
     what_is_posted_to_a_failed_queue_pair_is_flushed_before_its_end,
     a_region_that_is_revoked_while_it_is_read_ends_the_connection,
     a_region_that_is_revoked_between_writes_is_no_longer_reached,
+    blocks_of_a_disk_that_change_while_they_are_sent_arrive_whole,
+    a_disk_stays_until_what_is_sent_from_it_is_gone_and_no_longer,
+    a_disk_is_not_sent_from_where_frames_end_within_blocks,
 );
 
 #[test]
@@ -109,4 +116,86 @@ fn a_region_that_is_revoked_between_writes_is_no_longer_reached<M: Machines>(see
     pair.next(|side, c| side == HOST && matches!(c, Completion::Disconnected { reason: Disconnect::Violation(_) }));
     pair.next(|side, c| side == TARGET && matches!(c, Completion::Disconnected { reason: Disconnect::Terminated(_) }));
     assert!(lent.iter().all(|&byte| byte == 7));
+}
+
+const MIB: usize = 1 << 20;
+
+/// Has the target write a disk of 1 MiB to each region, and send a message behind that.
+fn write_disk_to<M: Machines>(pair: &mut Pair<M>, disk: &Arc<MemoryDisk>, regions: &[Remote]) {
+    let qp = pair.qps[TARGET];
+    for &to in regions {
+        let extent = disk.extent(0, MIB).unwrap();
+        pair.side(TARGET).fabric.post_write_extent(qp, extent, to).unwrap();
+    }
+    pair.send(TARGET, WorkId(1), &[0; 16], None, None);
+}
+
+/// Regions of the host, more than a socket holds.
+fn expose_to_writes<M: Machines>(pair: &mut Pair<M>, count: usize) -> Vec<Remote> {
+    let mut expose = || {
+        let buffer = pair.side(HOST).pool().take(MIB).unwrap();
+        pair.expose(HOST, buffer, MIB, Access::RemoteWrite)
+    };
+    (0..count).map(|_| expose()).collect()
+}
+
+fn blocks_of_a_disk_that_change_while_they_are_sent_arrive_whole<M: Machines>(seed: u64) {
+    for crc in [true, false] {
+        let pair = &mut Pair::<M>::greeted(seed, &QpConfig { crc, ..config() });
+        let disk = Arc::new(MemoryDisk::new(MIB as u64).unwrap());
+        let regions = expose_to_writes(pair, 7);
+        write_disk_to(pair, &disk, &regions);
+        let has_arrived = |(_, completion): &_| matches!(completion, Completion::Received { .. });
+        for turn in 0..100_000_u32 {
+            // From the first turn on, each block consists of one byte, another at each turn.
+            disk.write_at(&vec![u8::try_from(turn % 251).unwrap() + 1; MIB], 0);
+            assert!(pair.net.turn() || pair.side(HOST).completions.iter().any(has_arrived));
+            if pair.side(HOST).completions.iter().any(has_arrived) {
+                break;
+            }
+        }
+        let mut seen = HashSet::new();
+        for region in regions {
+            for block in pair.revoke(HOST, region.rkey).chunks(4096) {
+                assert!(block.iter().all(|&byte| byte == block[0]), "a block is half of one write and half of another");
+                seen.insert(block[0]);
+            }
+        }
+        assert!(seen.len() > 1 && !seen.contains(&0), "it was all sent in one turn: {seen:?}");
+    }
+}
+
+fn a_disk_stays_until_what_is_sent_from_it_is_gone_and_no_longer<M: Machines>(seed: u64) {
+    let pair = &mut Pair::<M>::greeted(seed, &config());
+    let disk = Arc::new(MemoryDisk::new(MIB as u64).unwrap());
+    disk.write_at(&pattern(MIB, 4), 0);
+    let regions = expose_to_writes(pair, 2);
+    write_disk_to(pair, &disk, &regions);
+    let left = Arc::downgrade(&disk);
+    drop(disk);
+    pair.next(|side, c| side == HOST && matches!(c, Completion::Received { .. }));
+    for region in &regions {
+        assert!(*pair.revoke(HOST, region.rkey) == *pattern(MIB, 4), "the data differ");
+    }
+    assert!(left.upgrade().is_none(), "all is sent");
+
+    // As much for a peer that does not read, whose queue pair is then destroyed.
+    let disk = Arc::new(MemoryDisk::new(MIB as u64).unwrap());
+    let regions = expose_to_writes(pair, 7);
+    write_disk_to(pair, &disk, &regions);
+    let left = Arc::downgrade(&disk);
+    drop(disk);
+    let [_, target] = &mut pair.net.sides;
+    target.fabric.flush(&mut target.reactor);
+    assert!(left.upgrade().is_some(), "a socket holds no 7 MiB");
+    pair.destroy(TARGET);
+    assert!(left.upgrade().is_none(), "nobody sends from it any more");
+}
+
+fn a_disk_is_not_sent_from_where_frames_end_within_blocks<M: Machines>(seed: u64) {
+    let pair = &mut Pair::<M>::greeted(seed, &QpConfig { fpdu: FpduSize::Segment, ..config() });
+    let disk = Arc::new(MemoryDisk::new(MIB as u64).unwrap());
+    let region = expose_to_writes(pair, 1)[0];
+    let (qp, extent) = (pair.qps[TARGET], disk.extent(0, 4096).unwrap());
+    assert!(pair.side(TARGET).fabric.post_write_extent(qp, extent, region).is_err());
 }

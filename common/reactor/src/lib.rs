@@ -18,8 +18,9 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use godwit_memory::Pool;
+use godwit_memory::{MemoryDisk, Pool};
 
 pub use file::{AllocateMode, FileDone, FileId, FileOp};
 pub use time::Time;
@@ -207,6 +208,11 @@ pub trait Reactor {
     ///
     /// Those of the operating system.
     fn register_file(&mut self, file: Self::File) -> io::Result<FileId>;
+
+    /// The disk in memory that a file is, if it is one.
+    fn memory(_file: &Self::File) -> Option<&Arc<MemoryDisk>> {
+        None
+    }
 
     /// Forgets a file. Operations that were submitted before still end as usual, after which the file is closed.
     fn unregister_file(&mut self, file: FileId);

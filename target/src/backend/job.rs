@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use godwit_memory::{Buffer, PAGE_BYTES};
+use godwit_memory::{Buffer, Extent, MemoryDisk, PAGE_BYTES};
 use godwit_reactor::{AllocateMode, FileDone, FileId, FileOp, Reactor, Token};
 
 use super::store::Shared;
@@ -34,6 +34,8 @@ const LINE_CAPACITY: usize = 128;
 pub struct Attached {
     shared: Arc<Shared>,
     file: FileId,
+    /// What the store is, if that is memory.
+    memory: Option<Arc<MemoryDisk>>,
     zeroes: RefCell<Zeroes>,
 }
 
@@ -140,19 +142,31 @@ impl Attached {
         store: Attachable<R::File>,
         mut buffer: Buffer,
     ) -> Result<Self, (io::Error, Buffer)> {
+        let memory = R::memory(&store.file).cloned();
         let file = match reactor.register_file(store.file) {
             Ok(file) => file,
             Err(error) => return Err((error, buffer)),
         };
         buffer.fill(0);
         let zeroes = Zeroes { capacity: buffer.len() as u64, buffer: Some(buffer), line: VecDeque::with_capacity(LINE_CAPACITY) };
-        Ok(Self { shared: store.shared, file, zeroes: RefCell::new(zeroes) })
+        Ok(Self { shared: store.shared, file, memory, zeroes: RefCell::new(zeroes) })
     }
 
     /// Ends this thread's access, and gives the buffer back that zeroes were written from. Call it when no job is under way.
     pub fn detach<R: Reactor>(self, reactor: &mut R) -> Option<Buffer> {
         reactor.unregister_file(self.file);
         self.zeroes.into_inner().buffer
+    }
+
+    /// What a read of this range would copy, if that can be read where it lies.
+    ///
+    /// # Errors
+    ///
+    /// Why such a read fails.
+    pub(crate) fn extent(&self, offset: u64, len: usize) -> Result<Option<Extent>, BackendError> {
+        let Some(memory) = &self.memory else { return Ok(None) };
+        self.admit_range(offset, len as u64)?;
+        Ok(memory.extent(offset, len))
     }
 
     /// Starts an operation. It may end at once, without an event.
@@ -238,6 +252,10 @@ impl Attached {
         let Some((offset, len)) = operation.range() else {
             return if self.shared.truncated() { Err(BackendError::Truncated) } else { Ok(()) };
         };
+        self.admit_range(offset, len)
+    }
+
+    fn admit_range(&self, offset: u64, len: u64) -> Result<(), BackendError> {
         let end = offset.checked_add(len).filter(|&end| end <= self.shared.size_bytes()).ok_or(BackendError::OutOfRange)?;
         if end <= self.shared.intact_bytes() { Ok(()) } else { Err(BackendError::Truncated) }
     }

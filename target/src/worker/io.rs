@@ -2,7 +2,7 @@
 
 use godwit_memory::Buffer;
 use godwit_nvme::{DsmRange, Nsid, Sqe, Status, StatusCode};
-use godwit_rdma::WorkId;
+use godwit_rdma::{Remote, WorkId};
 use godwit_reactor::{FileDone, Reactor, Token};
 
 use super::connection::Attempt;
@@ -41,11 +41,34 @@ impl<R: Reactor> Worker<R> {
                 self.give_back(index, data);
                 self.respond(ctx, index, slot, Status::SUCCESS, 0);
             }
-            Action::Read { .. } | Action::Write { .. } | Action::Compare { .. } | Action::Discard { .. } => {
+            Action::Read { to } => {
+                self.give_back(index, data);
+                if !self.read_in_place(ctx, index, slot, request, to) {
+                    self.wait_for_memory(ctx, index, slot, request);
+                }
+            }
+            Action::Write { .. } | Action::Compare { .. } | Action::Discard { .. } => {
                 self.give_back(index, data);
                 self.wait_for_memory(ctx, index, slot, request);
             }
         }
+    }
+
+    /// Answers a read of memory with what lies there: it needs no buffer, and is not copied. False where that cannot be done.
+    fn read_in_place(&mut self, ctx: &mut Context<'_, R>, index: usize, slot: u16, request: Request, to: Remote) -> bool {
+        let queue = &self.queues[index];
+        let place = place(&self.places, request.store);
+        // What belongs to a dying association is dropped on the usual way.
+        let extent = match place.attached.extent(request.offset_bytes, request.data_bytes()) {
+            Ok(Some(extent)) if !queue.is_dying() => extent,
+            _ => return false,
+        };
+        if ctx.fabric.post_write_extent(queue.qp, extent, to).is_err() {
+            return false;
+        }
+        place.counters.of(self.index).count_read(request.len_bytes);
+        self.respond(ctx, index, slot, Status::SUCCESS, 0);
+        true
     }
 
     /// A Compare whose data came in the capsule: it holds a buffer, so that it does not wait for another.
@@ -105,10 +128,8 @@ impl<R: Reactor> Worker<R> {
         mut data: Option<Buffer>,
         other: Option<Buffer>,
     ) {
-        let queue = &mut self.queues[index];
         // The fence: nothing of a dying association starts (see the module `association`).
-        let dying = !matches!(&queue.phase, Phase::Io(member) if !member.association.is_dying());
-        if dying {
+        if self.queues[index].is_dying() {
             self.give_back(index, data);
             self.queues[index].slots.release(slot);
             return;

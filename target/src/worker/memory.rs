@@ -3,7 +3,7 @@
 //! # Who holds buffers
 //!
 //! 1. A command in a backend holds its data, and a Compare the host's data as well.
-//! 2. Data on its way to a host, until it is sent.
+//! 2. Data on its way to a host, until it is sent; but what is read of memory is sent from where it lies, and needs no buffer.
 //! 3. The sink of an RDMA Read, until the host has answered it.
 //! 4. In-capsule data: received, or being received.
 //! 5. Reservations: a buffer for each slot of a queue that has RDMA Reads outstanding, or had a moment ago ([`CapsuleMemory::Reserved`]); one

@@ -11,7 +11,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use godwit_memory::{Buffer, Reservation};
+use godwit_memory::{Buffer, Extent, Reservation};
 use godwit_reactor::{Event, Peer, Reactor, Token};
 use slab::Slab;
 
@@ -294,6 +294,14 @@ impl Soft {
             let flushed = qp.post_write(data, len_bytes, to);
             self.posted(id, flushed);
         }
+    }
+
+    pub(crate) fn post_write_extent(&mut self, id: QpId, extent: Extent, to: Remote) -> Result<(), Extent> {
+        if let Some(qp) = self.qp(id) {
+            let flushed = qp.post_write_extent(extent, to)?;
+            self.posted(id, flushed);
+        }
+        Ok(())
     }
 
     pub(crate) fn post_read(&mut self, id: QpId, work: WorkId, sink: Buffer, len_bytes: usize, from: Remote) {

@@ -15,7 +15,7 @@ use godwit_iwarp::{
     Connection, Fault, FpduSize as IwarpFpduSize, Initiator, Misuse, Negotiated, Options, Place, Received, Reply, Responder, Role,
     SendKind, Stag, StartupConfig,
 };
-use godwit_memory::{Buffer, Reservation};
+use godwit_memory::{Buffer, Extent, Reservation};
 use godwit_reactor::{Reactor, StreamId, TimerId};
 
 use super::stream_buffers::StreamBuffers;
@@ -35,7 +35,7 @@ pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the peer may take to close its side once we have asked to end the connection.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// FPDU payload for peers that take any size.
+/// FPDU payload for peers that take any size: whole blocks of any disk.
 const LARGE_FPDU_BYTES: usize = 60 << 10;
 
 /// Segment size to assume where TCP does not tell one.
@@ -64,6 +64,8 @@ struct Streaming {
     connection: Connection,
     payload: Payload,
     transmit: Transmit,
+    /// Frames end at multiples of [`LARGE_FPDU_BYTES`], and of a disk's blocks.
+    has_large_frames: bool,
 }
 
 /// A queue pair.
@@ -220,6 +222,7 @@ impl QueuePair {
             connection: Connection::new(role, negotiated, Options { fpdu, send_queue_depth: config.send_depth }),
             payload: Payload::new(config, reactor.pool()),
             transmit: Transmit::default(),
+            has_large_frames: config.fpdu == FpduSize::Large,
         }))
     }
 
@@ -464,7 +467,7 @@ impl QueuePair {
             }
         }
         let (State::Streaming(streaming) | State::Closing { streaming, .. }) = &mut self.state else { return !self.done.is_empty() };
-        let Streaming { connection, payload, transmit } = &mut **streaming;
+        let Streaming { connection, payload, transmit, .. } = &mut **streaming;
         match transmit.run(reactor, self.stream, connection, payload, &mut self.done) {
             Sent::All => {
                 if let State::Closing { sent, .. } = &mut self.state
@@ -505,7 +508,7 @@ impl QueuePair {
     /// Ends the stream over a fault of the peer, telling it which.
     fn fail_with<R: Reactor>(&mut self, reactor: &mut R, fault: &Fault) {
         if let State::Streaming(streaming) = &mut self.state {
-            let Streaming { connection, payload, transmit } = &mut **streaming;
+            let Streaming { connection, payload, transmit, .. } = &mut **streaming;
             if let Some(segment) = connection.terminate(fault) {
                 transmit.send_last(reactor, self.stream, payload, &segment, &mut self.done);
             }
@@ -567,6 +570,17 @@ impl QueuePair {
     pub(super) fn post_write(&mut self, mut data: Buffer, len_bytes: usize, to: Remote) -> bool {
         data.set_len(len_bytes);
         self.post(Work::Write { data }, |connection, key| connection.post_write(key, Stag(to.rkey.0), to.address, message_len(len_bytes)))
+    }
+
+    /// Posts an RDMA Write of what lies on a disk; gives it back where frames may end within a block.
+    pub(super) fn post_write_extent(&mut self, extent: Extent, to: Remote) -> Result<bool, Extent> {
+        if matches!(&self.state, State::Streaming(streaming) if !streaming.has_large_frames) {
+            return Err(extent);
+        }
+        extent.prefetch();
+        let len_bytes = extent.len_bytes();
+        let post = |connection: &mut Connection, key| connection.post_write(key, Stag(to.rkey.0), to.address, message_len(len_bytes));
+        Ok(self.post(Work::WriteExtent { extent }, post))
     }
 
     pub(super) fn post_read(&mut self, id: WorkId, mut sink: Buffer, len_bytes: usize, from: Remote) -> bool {

@@ -6,13 +6,29 @@
 //! A frame is kept until its last byte is handed to TCP, which copies: until then its payload stays where it is, in a work request that cannot be
 //! removed or in a region. A region that is revoked in between (the peer answered a command whose data it had not finished reading) is noticed when
 //! the next call is put together, and ends the connection.
+//!
+//! # Payload that others may change
+//!
+//! What is sent from a disk in memory ([`Extent`]) is kept from being changed only for the length of a call: a peer that does not read must not stop others
+//! from writing. So
+//!
+//! * such a frame gets its CRC when a call takes it, under the same lock; one that did not leave gets another at the next call;
+//! * of the frame in which a call ends, the rest is copied before the lock is given up. A frame of which a byte has left does not change any more.
+//!
+//! Each frame is therefore sent as it was at one moment between the posting and the response behind it. Frames end at multiples of 4 KiB, so that no
+//! block of a disk is in two of them, and the peer never gets half a write to a block.
+//!
+//! A call waits for a lock only while it has none (two threads could wait for each other): it takes what frames it gets locks for at once, and waits for
+//! that of the first.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 
-use godwit_iwarp::{Connection, Segment, Source, Stag};
+use godwit_iwarp::{Connection, Segment, Source, Stag, Trailer};
+use godwit_memory::Reading;
 use godwit_reactor::{Reactor, StreamId};
+use smallvec::SmallVec;
 
 use super::work::{Payload, Work};
 use crate::{Completion, Disconnect};
@@ -31,6 +47,9 @@ const BYTES_AHEAD: usize = 1 << 20;
 
 /// The longest frame that is copied as a whole.
 const COPY_BYTES: usize = 192;
+
+/// Bytes of disks that one call takes, if it takes more than one frame: their locks are held meanwhile.
+const LOCKED_BYTES_PER_CALL: usize = 512 << 10;
 
 /// Copied bytes that have been sent and may lie in front of those that have not.
 const MOST_STALE_BYTES: usize = 32 << 10;
@@ -51,23 +70,34 @@ struct Frame {
 #[derive(Clone, Copy, Debug)]
 enum Body {
     Nothing,
-    Work { key: usize, offset: usize, len: usize },
-    Region { stag: Stag, to: u64, len: usize },
+    Work {
+        key: usize,
+        offset: usize,
+        len: usize,
+    },
+    Region {
+        stag: Stag,
+        to: u64,
+        len: usize,
+    },
+    /// Of a work request that writes from a disk.
+    Extent {
+        key: usize,
+        offset: usize,
+        len: usize,
+        crc: bool,
+    },
+    /// Of which a part has left: [`Transmit::rest`].
+    Rest {
+        len: usize,
+    },
 }
 
 impl Body {
     fn len(self) -> usize {
         match self {
             Self::Nothing => 0,
-            Self::Work { len, .. } | Self::Region { len, .. } => len,
-        }
-    }
-
-    fn bytes(self, payload: &Payload) -> Option<&[u8]> {
-        match self {
-            Self::Nothing => Some(&[]),
-            Self::Work { key, offset, len } => Some(payload.works.get(key)?.payload(offset, len).1),
-            Self::Region { stag, to, len } => payload.regions.readable(stag, to, len).ok(),
+            Self::Work { len, .. } | Self::Region { len, .. } | Self::Extent { len, .. } | Self::Rest { len } => len,
         }
     }
 }
@@ -86,6 +116,10 @@ pub(super) struct Transmit {
     copied: Vec<u8>,
     start: usize,
     queued_bytes: usize,
+    /// Frames whose payload lies on a disk.
+    on_disks: usize,
+    /// The payload of the first frame, if that is [`Body::Rest`].
+    rest: Vec<u8>,
     /// How much of the first frame is gone.
     sent_of_first: usize,
     /// The socket took no more; it will say when.
@@ -153,15 +187,19 @@ impl Transmit {
         Ok(())
     }
 
-    /// Adds the frame of a segment, with the checksum of its payload.
+    /// Adds the frame of a segment, with the checksum of its payload unless that lies on a disk.
     fn add(&mut self, segment: &Segment, payload: &Payload) -> Option<()> {
         let (first, second, body) = match segment.source {
             Source::Nothing | Source::ReadRequest(_) => (&[][..], &[][..], Body::Nothing),
             Source::Work(id) => {
-                let key = usize::try_from(id).ok()?;
-                let (header, data) = payload.works.get(key)?.payload(segment.offset as usize, segment.len);
-                let offset = segment.offset as usize + header.len();
-                (header, data, Body::Work { key, offset, len: data.len() })
+                let (key, offset) = (usize::try_from(id).ok()?, segment.offset as usize);
+                match payload.works.get(key)? {
+                    Work::WriteExtent { .. } => (&[][..], &[][..], Body::Extent { key, offset, len: segment.len, crc: segment.has_crc() }),
+                    work => {
+                        let (header, data) = work.payload(offset, segment.len);
+                        (header, data, Body::Work { key, offset: offset + header.len(), len: data.len() })
+                    }
+                }
             }
             Source::ReadResponse { stag, to } => {
                 let to = to.checked_add(u64::from(segment.offset))?;
@@ -169,7 +207,6 @@ impl Transmit {
                 (&[][..], data, Body::Region { stag, to, len: data.len() })
             }
         };
-        let trailer = segment.trailer([first, second]);
         let completes = match segment.source {
             Source::Work(id) if segment.last => Some(usize::try_from(id).ok()?),
             _ => None,
@@ -177,34 +214,97 @@ impl Transmit {
         let before = self.copied.len();
         self.copied.extend_from_slice(segment.header());
         self.copied.extend_from_slice(first);
-        let body = if segment.wire_len() <= COPY_BYTES {
+        let is_on_disk = matches!(body, Body::Extent { .. });
+        let body = if !is_on_disk && segment.wire_len() <= COPY_BYTES {
             self.copied.extend_from_slice(second);
             Body::Nothing
         } else {
             body
         };
         let behind = self.copied.len();
-        self.copied.extend_from_slice(trailer.as_ref());
+        if is_on_disk {
+            self.on_disks += 1;
+            self.copied.resize(behind + segment.trailer_len(), 0);
+        } else {
+            self.copied.extend_from_slice(segment.trailer([first, second]).as_ref());
+        }
         let frame = Frame { before: behind - before, body, behind: self.copied.len() - behind, completes };
         self.queued_bytes += frame.len();
         self.frames.push_back(frame);
         Some(())
     }
 
-    fn call<R: Reactor>(&self, reactor: &mut R, stream: StreamId, payload: &Payload) -> Result<usize, Unsent> {
+    /// Sends as much as one call takes; how many bytes those are.
+    fn call<R: Reactor>(&mut self, reactor: &mut R, stream: StreamId, payload: &Payload) -> Result<usize, Unsent> {
+        let mut readings = Readings::new();
+        let count = if self.on_disks > 0 { self.lock(payload, &mut readings)? } else { self.frames.len() };
         let mut slices = Slices { slices: [IoSlice::new(&[]); SLICES_PER_CALL], count: 0, skip: self.sent_of_first };
         let mut run = self.start..self.start;
-        for frame in &self.frames {
+        let mut locked = readings.iter();
+        for frame in self.frames.range(..count) {
             run.end += frame.before;
             if frame.body.len() > 0 {
                 slices.add(&self.copied[run.clone()]);
-                slices.add(frame.body.bytes(payload).ok_or(Unsent::RegionGone)?);
+                slices.add(match frame.body {
+                    Body::Nothing => &[],
+                    Body::Work { key, offset, len } => payload.works.get(key).ok_or(Unsent::RegionGone)?.payload(offset, len).1,
+                    Body::Region { stag, to, len } => payload.regions.readable(stag, to, len).map_err(|_| Unsent::RegionGone)?,
+                    Body::Extent { .. } => locked.next().ok_or(Unsent::RegionGone)?,
+                    Body::Rest { .. } => &self.rest,
+                });
                 run = Range { start: run.end, end: run.end };
             }
             run.end += frame.behind;
         }
         slices.add(&self.copied[run]);
-        reactor.send(stream, &slices.slices[..slices.count]).map_err(Unsent::Socket)
+        let sent = reactor.send(stream, &slices.slices[..slices.count]).map_err(Unsent::Socket)?;
+        if self.on_disks > 0 {
+            self.keep_rest(self.sent_of_first + sent, &readings);
+        }
+        Ok(sent)
+    }
+
+    /// Locks what the first frames send from disks, and puts their checksums behind it. Returns how many frames a call may take.
+    fn lock<'a>(&mut self, payload: &'a Payload, readings: &mut Readings<'a>) -> Result<usize, Unsent> {
+        let mut locked_bytes = 0;
+        let mut at = self.start;
+        for (number, frame) in self.frames.iter().enumerate() {
+            let behind = at + frame.before;
+            if let Body::Extent { key, offset, len, crc } = frame.body {
+                let Some(Work::WriteExtent { extent }) = payload.works.get(key) else { return Err(Unsent::RegionGone) };
+                let part = offset..offset + len;
+                let reading = if readings.is_empty() { Some(extent.read(part)) } else { extent.try_read(part) };
+                let Some(reading) = reading.filter(|_| readings.is_empty() || locked_bytes + len <= LOCKED_BYTES_PER_CALL) else {
+                    return Ok(number);
+                };
+                if crc {
+                    let trailer = Trailer::with_crc(&self.copied[at..behind], [&*reading]);
+                    self.copied[behind..behind + frame.behind].copy_from_slice(trailer.as_ref());
+                }
+                locked_bytes += len;
+                readings.push(reading);
+            }
+            at = behind + frame.behind;
+        }
+        Ok(self.frames.len())
+    }
+
+    /// Keeps the payload of the frame in which the sent bytes end, if it lies on a disk and a part of it is gone.
+    fn keep_rest(&mut self, mut sent: usize, readings: &[Reading<'_>]) {
+        let mut locked = readings.iter();
+        for frame in &mut self.frames {
+            let reading = if matches!(frame.body, Body::Extent { .. }) { locked.next() } else { None };
+            if sent < frame.len() {
+                if let Some(reading) = reading.filter(|_| sent > frame.before) {
+                    self.rest.clear();
+                    self.rest.extend_from_slice(reading);
+                    frame.body = Body::Rest { len: reading.len() };
+                    self.on_disks -= 1;
+                }
+                return;
+            }
+            sent -= frame.len();
+        }
     }
 
     fn advance(&mut self, sent: usize, payload: &mut Payload, done: &mut VecDeque<Completion>) {
@@ -217,10 +317,11 @@ impl Transmit {
             self.sent_of_first -= len;
             self.queued_bytes -= len;
             self.start += frame.before + frame.behind;
+            self.on_disks -= usize::from(matches!(frame.body, Body::Extent { .. }));
             if let Some(key) = frame.completes {
                 match payload.works.remove(key) {
                     Work::Send { id, data, .. } => done.push_back(Completion::SendDone { id, data }),
-                    Work::Write { .. } | Work::Read { .. } => {}
+                    Work::Write { .. } | Work::WriteExtent { .. } | Work::Read { .. } => {}
                 }
             }
             self.frames.pop_front();
@@ -241,6 +342,7 @@ impl Transmit {
         self.frames.truncate(usize::from(self.sent_of_first > 0));
         self.copied.truncate(self.start + self.frames.iter().map(|frame| frame.before + frame.behind).sum::<usize>());
         self.queued_bytes = self.frames.iter().map(Frame::len).sum();
+        self.on_disks = self.frames.iter().filter(|frame| matches!(frame.body, Body::Extent { .. })).count();
         if self.add(segment, payload).is_none() {
             return;
         }
@@ -250,6 +352,9 @@ impl Transmit {
         }
     }
 }
+
+/// What a call sends from disks, in order.
+type Readings<'a> = SmallVec<[Reading<'a>; FRAMES_PER_CALL]>;
 
 /// The slices of a call, without what was sent before.
 struct Slices<'a> {

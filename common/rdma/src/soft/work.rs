@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use godwit_iwarp::{InvalidateError, Memory, PlacementError, ReceiveError, Stag, TaggedError};
-use godwit_memory::{Buffer, Pool, Reservation};
+use godwit_memory::{Buffer, Extent, Pool, Reservation};
 use slab::Slab;
 
 use super::regions::Regions;
@@ -16,12 +16,14 @@ pub(super) enum Work {
     Send { id: WorkId, header: Header, data: Option<Buffer> },
     /// An RDMA Write.
     Write { data: Buffer },
+    /// An RDMA Write of what lies on a disk in memory.
+    WriteExtent { extent: Extent },
     /// An RDMA Read: its sink, and how much of it is asked for.
     Read { id: WorkId, sink: Buffer },
 }
 
 impl Work {
-    /// The payload of the message from `offset` on: what of the header, and what of the data.
+    /// The payload of the message from `offset` on: what of the header, and what of the data, unless it lies on a disk.
     pub(super) fn payload(&self, offset: usize, len_bytes: usize) -> (&[u8], &[u8]) {
         match self {
             Self::Send { header, data, .. } => {
@@ -33,7 +35,7 @@ impl Work {
                 (from_header, from_data)
             }
             Self::Write { data } => (&[], &data[offset..offset + len_bytes]),
-            Self::Read { .. } => (&[], &[]),
+            Self::WriteExtent { .. } | Self::Read { .. } => (&[], &[]),
         }
     }
 
@@ -42,6 +44,7 @@ impl Work {
         match self {
             Self::Send { data, .. } => data.as_ref().map_or(0, |data| data.len()),
             Self::Write { data } => data.len(),
+            Self::WriteExtent { extent } => extent.len_bytes(),
             Self::Read { .. } => 0,
         }
     }
@@ -51,7 +54,7 @@ impl Work {
         match self {
             Self::Send { id, data, .. } => Some(Completion::Flushed { id, data }),
             Self::Read { id, sink } => Some(Completion::Flushed { id, data: Some(sink) }),
-            Self::Write { .. } => None,
+            Self::Write { .. } | Self::WriteExtent { .. } => None,
         }
     }
 }
@@ -130,7 +133,7 @@ impl Payload {
     pub(super) fn sink(&mut self, read: u64, offset: u32, len_bytes: usize) -> Option<&mut [u8]> {
         match self.works.get_mut(usize::try_from(read).ok()?)? {
             Work::Read { sink, .. } => sink.get_mut(offset as usize..(offset as usize).checked_add(len_bytes)?),
-            Work::Send { .. } | Work::Write { .. } => None,
+            Work::Send { .. } | Work::Write { .. } | Work::WriteExtent { .. } => None,
         }
     }
 

@@ -27,7 +27,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_memory::{Layout, Pool};
+use godwit_memory::{Layout, MemoryDisk, Pool};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use nix::time::ClockId;
 
@@ -421,6 +421,13 @@ impl Reactor for Uring {
 
     fn register_file(&mut self, file: BackingFile) -> io::Result<FileId> {
         self.files.register(&self.ring, file)
+    }
+
+    fn memory(file: &BackingFile) -> Option<&Arc<MemoryDisk>> {
+        match file {
+            BackingFile::Memory(disk) => Some(disk),
+            BackingFile::Open(_) | BackingFile::InMemory(_) => None,
+        }
     }
 
     fn unregister_file(&mut self, file: FileId) {
