@@ -46,13 +46,12 @@ fn legend(runs: &[&Report]) -> String {
     let head = row("th", ["run", "subject", "queues", "load", "range", "CRC", "machine", "seconds since 1970"].map(str::to_owned));
     let rows = runs.iter().enumerate().map(|(index, run)| {
         let config = &run.config;
-        let rate = config.rate.map_or_else(|| "as many as are answered".to_owned(), |rate| format!("{rate} a second"));
         let extras = [(config.fill, ", filled before"), (config.verify, ", verified")];
         let extras: String = extras.into_iter().filter(|(is_so, _)| *is_so).map(|(_, words)| words).collect();
         let cells = [
             run.subject.clone(),
             config.queues.to_string(),
-            format!("{rate} for {} s after {} s{extras}", config.time_seconds, config.ramp_seconds),
+            format!("{} for {} s after {} s{extras}", config.offered(), config.time_seconds, config.ramp_seconds),
             Size::from_bytes(config.size_bytes).to_string(),
             config.crc.clone().unwrap_or_else(|| "-".to_owned()),
             format!("{}, {} cores, Linux {}, godwit {}", run.machine.processor, run.machine.cores, run.machine.kernel, run.version),

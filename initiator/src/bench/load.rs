@@ -89,18 +89,28 @@ pub(crate) struct Load {
     pub(crate) time: Duration,
 }
 
+/// How many requests are offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rate {
+    pub(crate) per_second: u64,
+    /// So many of a generator come at the same time.
+    pub(crate) burst: u16,
+}
+
 /// A fixed rate, shared by several generators.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    pub(crate) per_second: u64,
+    pub(crate) rate: Rate,
     pub(crate) generators: u64,
 }
 
 impl Pace {
     /// When a generator's request is due after its beginning. Both are counted from 0; generators take turns.
     pub(crate) fn due(self, generator: usize, request: u64) -> Duration {
-        let before = u128::from(request) * u128::from(self.generators) + generator as u128;
-        let nanos = before * 1_000_000_000 / u128::from(self.per_second);
+        let burst = u64::from(self.rate.burst.max(1));
+        let first = request / burst * burst;
+        let before = u128::from(first) * u128::from(self.generators) + generator as u128 * u128::from(burst);
+        let nanos = before * 1_000_000_000 / u128::from(self.rate.per_second);
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 }
@@ -136,11 +146,18 @@ mod tests {
 
     #[test]
     fn requests_of_a_rate_are_due_at_even_distances() {
-        let pace = Pace { per_second: 20_000, generators: 2 };
+        let pace = Pace { rate: Rate { per_second: 20_000, burst: 1 }, generators: 2 };
         let due = |generator| [0, 1, 10_000].map(|request| u64::try_from(pace.due(generator, request).as_micros()).unwrap());
         assert_eq!((due(0), due(1)), ([0, 100, 1_000_000], [50, 150, 1_000_050]));
-        let odd = Pace { per_second: 3, generators: 1 };
+        let odd = Pace { rate: Rate { per_second: 3, burst: 1 }, generators: 1 };
         assert_eq!(odd.due(0, 3_000_000_000), Duration::from_secs(1_000_000_000));
+    }
+
+    #[test]
+    fn requests_of_a_burst_are_due_together_and_the_rate_is_the_same() {
+        let pace = Pace { rate: Rate { per_second: 20_000, burst: 10 }, generators: 2 };
+        let due = |generator| [0, 9, 10, 19, 10_000].map(|request| u64::try_from(pace.due(generator, request).as_micros()).unwrap());
+        assert_eq!((due(0), due(1)), ([0, 0, 1000, 1000, 1_000_000], [500, 500, 1500, 1500, 1_000_500]));
     }
 
     #[test]

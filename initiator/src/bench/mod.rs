@@ -37,7 +37,7 @@ use crate::block::Geometry;
 use cpu::TargetDaemon;
 use display::Display;
 use generator::{Counted, Memory, Progress, Setup};
-use load::{Job, Load, Pace, Part, Work};
+use load::{Job, Load, Pace, Part, Rate, Work};
 use subject::Subject;
 
 /// How often it is looked whether the user has had enough.
@@ -56,7 +56,7 @@ pub(crate) struct Plan {
     pub(crate) cases: Vec<Case>,
     pub(crate) time: Duration,
     pub(crate) ramp: Duration,
-    pub(crate) rate: Option<u64>,
+    pub(crate) rate: Option<Rate>,
     pub(crate) read_percent: u8,
     pub(crate) offset_bytes: u64,
     /// Up to the end unless told.
@@ -297,7 +297,7 @@ impl<'a> Bench<'a> {
         let load = Load {
             pattern,
             read_percent: pattern.read_percent(plan.read_percent),
-            pace: plan.rate.map(|per_second| Pace { per_second, generators: queues as u64 }),
+            pace: plan.rate.map(|rate| Pace { rate, generators: queues as u64 }),
             ramp: plan.ramp,
             time: plan.time,
         };

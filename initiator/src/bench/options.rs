@@ -7,7 +7,7 @@ use clap::Args;
 use godwit_config::{ConnectOptions, Crc, IoQueues, NbdUri, PollBudget, QueueSize, Size, Url};
 use godwit_memory::{ClassLayout, Layout, MAX_BUFFER_BYTES};
 
-use super::load::Pattern;
+use super::load::{Pattern, Rate};
 use super::{Case, Plan};
 use crate::cli::HostArgs;
 
@@ -52,6 +52,10 @@ pub struct BenchArgs {
     /// Offer so many requests a second, all queues together, instead of as many as are answered
     #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub rate: Option<u64>,
+
+    /// Offer requests of a rate so many at a time, each queue for itself, instead of one by one at even distances
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "rate", value_parser = clap::value_parser!(u16).range(1..=1023))]
+    pub burst: u16,
 
     /// Of a hundred requests of randrw, how many are reads
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=99))]
@@ -146,7 +150,7 @@ impl BenchArgs {
             cases: cases.collect(),
             time: Duration::from_secs(self.time),
             ramp: Duration::from_secs(self.ramp),
-            rate: self.rate,
+            rate: self.rate.map(|per_second| Rate { per_second, burst: self.burst }),
             read_percent: self.rwmixread,
             offset_bytes: self.offset.bytes(),
             size_bytes: self.size.map(Size::bytes),
@@ -228,6 +232,8 @@ mod tests {
             &["--queues", "0"],
             &["--rw", "trim"],
             &["--rate", "0"],
+            &["--burst", "20"],
+            &["--rate", "1000", "--burst", "0"],
             &["--rwmixread", "100"],
             &["--nbd", "nbd://127.0.0.1/"],
         ];

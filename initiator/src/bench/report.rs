@@ -59,6 +59,9 @@ pub struct Config {
     pub ramp_seconds: f64,
     /// Requests a second that were offered, of all queues; none is as many as can be.
     pub rate: Option<u64>,
+    /// How many of them at a time, of each queue.
+    #[serde(default = "one")]
+    pub burst: u16,
     /// Of a hundred requests of a mixed load, how many were reads.
     pub read_percent: u8,
     /// First byte of the range.
@@ -77,6 +80,21 @@ pub struct Config {
     pub crc: Option<String>,
     /// How long threads spin before they sleep, in microseconds.
     pub poll_us: u64,
+}
+
+fn one() -> u16 {
+    1
+}
+
+impl Config {
+    /// The requests that were offered, in words.
+    pub(crate) fn offered(&self) -> String {
+        match (self.rate, self.burst) {
+            (None, _) => "as many requests as are answered".to_owned(),
+            (Some(rate), ..=1) => format!("{rate} requests a second"),
+            (Some(rate), burst) => format!("{rate} requests a second, {burst} at a time"),
+        }
+    }
 }
 
 /// One case.
@@ -259,6 +277,7 @@ pub(crate) mod tests {
             time_seconds: 1.0,
             ramp_seconds: 0.5,
             rate: None,
+            burst: 1,
             read_percent: 50,
             offset_bytes: 0,
             size_bytes: 1 << 30,

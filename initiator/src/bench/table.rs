@@ -42,10 +42,9 @@ pub(crate) fn render(report: &Report, others: &[Report]) -> String {
 
 /// What makes the figures of another run unlike those of this one, as it is there.
 fn differences(ours: &Config, theirs: &Config, mixes: bool) -> Vec<String> {
-    let rate = |rate: u64| format!("{rate} requests a second");
     let differences = [
         (ours.queues != theirs.queues).then(|| queues(theirs.queues)),
-        (ours.rate != theirs.rate).then(|| theirs.rate.map_or_else(|| "as many requests as are answered".to_owned(), rate)),
+        ((ours.rate, ours.burst) != (theirs.rate, theirs.burst)).then(|| theirs.offered()),
         (ours.verify != theirs.verify).then(|| if theirs.verify { "verified" } else { "not verified" }.to_owned()),
         (mixes && ours.read_percent != theirs.read_percent).then(|| format!("{} % of randrw are reads", theirs.read_percent)),
         (ours.crc != theirs.crc).then(|| theirs.crc.as_ref().map_or_else(|| "no iWARP".to_owned(), |crc| format!("CRC {crc}"))),
@@ -100,9 +99,9 @@ mod tests {
         let mine = report("mine", &[1]);
         assert!(!render(&mine, &[report("same", &[1])]).contains("otherwise"));
         let mut other = report("other", &[1]);
-        other.config = Config { queues: 2, rate: Some(7), verify: true, read_percent: 70, crc: None, ..other.config };
+        other.config = Config { queues: 2, rate: Some(7), burst: 2, verify: true, read_percent: 70, crc: None, ..other.config };
         let text = render(&mine, &[other]);
-        let expected = "other was measured otherwise: 2 queues, 7 requests a second, verified, no iWARP";
+        let expected = "other was measured otherwise: 2 queues, 7 requests a second, 2 at a time, verified, no iWARP";
         assert_eq!(text.lines().last(), Some(expected), "{text}");
     }
 

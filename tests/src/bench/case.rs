@@ -14,7 +14,16 @@ pub struct Case {
     /// Requests under way at a time.
     pub depth: u32,
     /// Requests a second that are offered; none is as many as are answered.
-    pub rate: Option<u64>,
+    pub rate: Option<Rate>,
+}
+
+/// How many requests are offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// In a second.
+    pub per_second: u64,
+    /// So many come at the same time.
+    pub burst: u64,
 }
 
 impl Case {
@@ -23,9 +32,9 @@ impl Case {
         Self { pattern, block_bytes, depth, rate: None }
     }
 
-    /// So many requests a second.
-    pub const fn offered(self, rate: u64) -> Self {
-        Self { rate: Some(rate), ..self }
+    /// So many requests a second, of which so many come at the same time.
+    pub const fn offered(self, per_second: u64, burst: u64) -> Self {
+        Self { rate: Some(Rate { per_second, burst }), ..self }
     }
 
     /// Whether it changes what is stored.
@@ -41,7 +50,11 @@ impl Case {
     /// `4k randread q32`.
     pub fn short(&self) -> String {
         let size = if self.block_bytes < 1024 { self.block_bytes.to_string() } else { format!("{}k", self.block_bytes / 1024) };
-        let rate = self.rate.map(|rate| format!(" at {rate}/s")).unwrap_or_default();
+        let rate = match self.rate {
+            None => String::new(),
+            Some(Rate { per_second, burst: 1 }) => format!(" at {per_second}/s evenly"),
+            Some(Rate { per_second, .. }) => format!(" at {per_second}/s"),
+        };
         format!("{size} {} q{}{rate}", self.pattern, self.depth)
     }
 }
@@ -60,7 +73,11 @@ impl fmt::Display for Case {
             other => other,
         };
         write!(f, "{} KiB {pattern}, depth {}", self.block_bytes / 1024, self.depth)?;
-        self.rate.map_or(Ok(()), |rate| write!(f, ", {rate} requests a second"))
+        match self.rate {
+            None => Ok(()),
+            Some(Rate { per_second, burst: 1 }) => write!(f, ", {per_second} requests a second, evenly"),
+            Some(Rate { per_second, burst }) => write!(f, ", {per_second} requests a second, {burst} at a time"),
+        }
     }
 }
 
@@ -78,8 +95,10 @@ pub const WRITE_128: Case = Case::new("randwrite", 4096, 128);
 pub const LARGE_READ: Case = Case::new("read", 128 << 10, 8);
 /// 128 KiB write, depth 8.
 pub const LARGE_WRITE: Case = Case::new("write", 128 << 10, 8);
-/// A load that leaves time to sleep.
-pub const AT_A_RATE: Case = READ_32.offered(20_000);
+/// A load that leaves time to sleep: offered each millisecond, as SPDK's limits let requests through.
+pub const AT_A_RATE: Case = READ_32.offered(20_000, 20);
+/// The same without pauses: a request each 50 us.
+pub const AT_AN_EVEN_RATE: Case = READ_32.offered(20_000, 1);
 
 #[cfg(test)]
 mod tests {
@@ -92,7 +111,9 @@ mod tests {
         for workload in &WORKLOADS {
             assert_eq!(Case::from(workload).to_string(), workload.name);
         }
-        assert_eq!(AT_A_RATE.to_string(), "4 KiB random read, depth 32, 20000 requests a second");
+        assert_eq!(AT_A_RATE.to_string(), "4 KiB random read, depth 32, 20000 requests a second, 20 at a time");
+        assert_eq!(AT_AN_EVEN_RATE.to_string(), "4 KiB random read, depth 32, 20000 requests a second, evenly");
+        assert_eq!(AT_AN_EVEN_RATE.short(), "4k randread q32 at 20000/s evenly");
         assert_eq!((LARGE_WRITE.short(), AT_A_RATE.short()), ("128k write q8".to_owned(), "4k randread q32 at 20000/s".to_owned()));
         assert_eq!(Case::new("read", 512, 1).short(), "512 read q1");
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use godwit_initiator::bench::{CaseReport, Report};
 
-use super::case::Case;
+use super::case::{Case, Rate};
 use super::contest::{ContestError, Contestant, finish};
 use super::cores::Pinned;
 use super::sample::Figures;
@@ -174,7 +174,9 @@ impl Target {
 pub fn arguments(case: &Case) -> Vec<String> {
     let mut arguments = ["--rw", case.pattern, "--bs"].map(str::to_owned).to_vec();
     arguments.extend([case.block_bytes.to_string(), "--qd".to_owned(), case.depth.to_string()]);
-    arguments.extend(case.rate.into_iter().flat_map(|rate| ["--rate".to_owned(), rate.to_string()]));
+    if let Some(Rate { per_second, burst }) = case.rate {
+        arguments.extend(["--rate".to_owned(), per_second.to_string(), "--burst".to_owned(), burst.to_string()]);
+    }
     arguments
 }
 
@@ -241,6 +243,6 @@ mod tests {
 
     #[test]
     fn a_case_is_told_to_the_bench_in_its_words() {
-        assert_eq!(arguments(&AT_A_RATE).join(" "), "--rw randread --bs 4096 --qd 32 --rate 20000");
+        assert_eq!(arguments(&AT_A_RATE).join(" "), "--rw randread --bs 4096 --qd 32 --rate 20000 --burst 20");
     }
 }

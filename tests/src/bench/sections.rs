@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use godwit_initiator::demo::fio::{self, Place};
 
-use super::case::{AT_A_RATE, LARGE_READ, LARGE_WRITE, READ_1, READ_32, READ_128, WRITE_32, WRITE_128};
+use super::case::{AT_A_RATE, AT_AN_EVEN_RATE, LARGE_READ, LARGE_WRITE, READ_1, READ_32, READ_128, WRITE_32, WRITE_128};
 use super::chain::{Chains, free_bytes};
 use super::contest::{Absence, ContestError, Contestant, Rules, hold};
 use super::cores::{self, Pinned};
@@ -149,7 +149,7 @@ impl Round<'_> {
             },
         }
         self.contestants.extend(Floor::all(cores).map(|floor| -> Box<dyn Contestant> { Box::new(floor) }));
-        self.hold(&[READ_1, READ_32, READ_128, WRITE_32, WRITE_128, LARGE_READ, LARGE_WRITE, AT_A_RATE], results)
+        self.hold(&[READ_1, READ_32, READ_128, WRITE_32, WRITE_128, LARGE_READ, LARGE_WRITE, AT_A_RATE, AT_AN_EVEN_RATE], results)
     }
 
     fn file(&mut self, results: &mut Results) -> Result<(), BenchError> {

@@ -7,7 +7,7 @@ use godwit_memory::Layout;
 use godwit_reactor::sim::{Sim, World};
 
 use super::*;
-use crate::bench::load::{Pace, Pattern};
+use crate::bench::load::{Pace, Pattern, Rate};
 use crate::block::Geometry;
 
 const BLOCK: usize = 4096;
@@ -244,7 +244,7 @@ fn requests_in_order_begin_again_at_the_end() {
 #[test]
 fn a_rate_is_kept_and_a_late_request_counts_from_when_it_was_due() {
     let mut stage = Stage::new(false);
-    let pace = Some(Pace { per_second: 1000, generators: 2 });
+    let pace = Some(Pace { rate: Rate { per_second: 1000, burst: 1 }, generators: 2 });
     stage.start(Work::Load(Load { pace, ..load(Pattern::RandRead) }), BLOCK, 4);
     // One at once, then one each 2 ms; each ends a millisecond later.
     for _ in 0..10 {

@@ -1,7 +1,8 @@
 //! SPDK, where the machine has a build of it: its target over NVMe/TCP on one core, driven by its own `spdk_nvme_perf` on another.
 //!
 //! Both spin for as long as they run, so the target is stopped (as SIGSTOP does) while others are measured. A rate is offered by a limit on the
-//! block device, for perf has none; processor time is then that of both processes between two looks while perf works.
+//! block device, for perf has none, which lets the requests of a millisecond through together; processor time is then that of both processes between two
+//! looks while perf works.
 
 mod perf;
 
@@ -90,7 +91,9 @@ impl Spdk {
 
     fn perf(&self, case: &Case, seconds: u64) -> Command {
         let Volume { nqn, port } = &self.volumes[usize::from(case.rate.is_some())];
-        let mut command = Command::new(&self.perf);
+        // Its words are to come when it says them: they tell when to look. With a pipe they would come at its end.
+        let mut command = Command::new("stdbuf");
+        command.arg("--output=L").arg(&self.perf);
         command.args(["-c", &mask(self.core), "--no-huge", "-s", &PERF_MIB.to_string(), "-LL", "-t", &seconds.to_string()]);
         command.args(["-q", &case.depth.to_string(), "-o", &case.block_bytes.to_string(), "-w", case.pattern]);
         command.args(["-r", &format!("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:{nqn}")]);
@@ -129,6 +132,9 @@ impl Spdk {
         let (begin, before) = (Instant::now(), look());
         pause(time);
         let (elapsed, after) = (begin.elapsed(), look());
+        if !perf.is_running() {
+            return Err(ContestError::Failed("spdk_nvme_perf ended before its time".to_owned()));
+        }
         let burnt = before.zip(after).map(|(before, after)| after.saturating_sub(before));
         burnt.map(|burnt| burnt.as_secs_f64() / elapsed.as_secs_f64()).ok_or_else(|| ContestError::Failed("it is gone".to_owned()))
     }
@@ -164,7 +170,7 @@ fn mask(core: usize) -> String {
 
 fn configuration(volumes: &[Volume; 2], size_bytes: u64) -> Value {
     let disk = |name: &str, bytes: u64| json!({ "method": "bdev_malloc_create", "params": { "name": name, "num_blocks": bytes / BLOCK_BYTES, "block_size": BLOCK_BYTES } });
-    let limit = json!({ "method": "bdev_set_qos_limit", "params": { "name": "Malloc1", "rw_ios_per_sec": AT_A_RATE.rate } });
+    let limit = json!({ "method": "bdev_set_qos_limit", "params": { "name": "Malloc1", "rw_ios_per_sec": AT_A_RATE.rate.map(|rate| rate.per_second) } });
     let mut fabric = vec![json!({ "method": "nvmf_create_transport", "params": { "trtype": "TCP" } })];
     for (Volume { nqn, port }, (number, disk)) in volumes.iter().zip([(0, "Malloc0"), (1, "Malloc1")]) {
         let serial = format!("SPDK{number}");
