@@ -1,8 +1,9 @@
 //! Whether others want the core of a thread that spins, for work of their own.
 //!
 //! Such a thread yields between its turns. A yield that takes long gave the core to someone who has much to do. One alone shows nothing: somebody passed, or the
-//! hypervisor took the core. But where they come one after the other the thread had better sleep at once when it has nothing to do, since the scheduler
-//! prefers who wakes up to who has been running all the time. After a while it looks again.
+//! hypervisor took the core. But where they come one after the other the thread had better not yield, since it waits for a whole slice of time each time it
+//! does: it keeps the core for as long as a peer that spins on another core takes to answer, then sleeps, for the scheduler prefers who wakes up to who has
+//! been running all the time. After a while it looks again.
 
 use std::time::Duration;
 
@@ -14,9 +15,12 @@ const LONG: Duration = Duration::from_micros(500);
 /// The core is crowded when a long yield comes before we have had the core for so many times as long.
 const RATIO: u32 = 4;
 
-/// For how long a thread that found its core crowded sleeps rather than spins; twice as long each time, up to the second figure.
-const LEAST_WITHOUT_SPINNING: Duration = Duration::from_millis(20);
-const MOST_WITHOUT_SPINNING: Duration = Duration::from_secs(1);
+/// For how long a thread looks for work where others want its core: the answer of a peer that is at work comes sooner, and a wake-up costs as much.
+const CROWDED_BUDGET: Duration = Duration::from_micros(15);
+
+/// For how long a thread takes a core to be crowded that it found so; twice as long each time, up to the second figure.
+const LEAST_CROWDED: Duration = Duration::from_millis(20);
+const MOST_CROWDED: Duration = Duration::from_secs(1);
 
 /// What a thread knows of its core.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,16 +38,21 @@ impl Crowding {
         now < self.until
     }
 
+    /// For how long to look for work, of `most` otherwise.
+    pub(super) fn budget(&self, now: Time, most: Duration) -> Duration {
+        if self.is_crowded(now) { most.min(CROWDED_BUDGET) } else { most }
+    }
+
     /// A yield has ended.
     pub(super) fn yielded(&mut self, began: Time, ended: Time) {
         let taken = ended.since(began);
         if taken > LONG {
             if began.since(self.gave_way) < taken * RATIO {
-                self.sleeps_for = (self.sleeps_for * 2).clamp(LEAST_WITHOUT_SPINNING, MOST_WITHOUT_SPINNING);
+                self.sleeps_for = (self.sleeps_for * 2).clamp(LEAST_CROWDED, MOST_CROWDED);
                 self.until = ended + self.sleeps_for;
             }
             self.gave_way = ended;
-        } else if ended.since(self.until) > MOST_WITHOUT_SPINNING {
+        } else if ended.since(self.until) > MOST_CROWDED {
             self.sleeps_for = Duration::ZERO;
         }
     }
@@ -74,8 +83,10 @@ mod tests {
         let at = pass(&mut crowding, at, SHORT, SLICE);
         assert!(!crowding.is_crowded(at));
         let at = pass(&mut crowding, at, SHORT, SLICE);
-        assert!(crowding.is_crowded(at) && crowding.is_crowded(at + LEAST_WITHOUT_SPINNING / 2));
-        assert!(!crowding.is_crowded(at + LEAST_WITHOUT_SPINNING));
+        assert!(crowding.is_crowded(at) && crowding.is_crowded(at + LEAST_CROWDED / 2));
+        assert!(!crowding.is_crowded(at + LEAST_CROWDED));
+        let budget = |at, most| crowding.budget(at, Duration::from_micros(most)).as_micros();
+        assert_eq!([budget(at, 50), budget(at, 5), budget(at, 0), budget(at + LEAST_CROWDED, 50)], [15, 5, 0, 50]);
     }
 
     #[test]
@@ -107,9 +118,9 @@ mod tests {
         }
         assert_eq!(pauses, [20, 40, 80, 160, 320, 640, 1000, 1000]);
         let gone = crowding.until;
-        at = pass(&mut crowding, gone, MOST_WITHOUT_SPINNING * 2, SHORT);
+        at = pass(&mut crowding, gone, MOST_CROWDED * 2, SHORT);
         at = pass(&mut crowding, at, SHORT, SLICE);
         at = pass(&mut crowding, at, SHORT, SLICE);
-        assert_eq!(crowding.until.since(at), LEAST_WITHOUT_SPINNING);
+        assert_eq!(crowding.until.since(at), LEAST_CROWDED);
     }
 }

@@ -6,7 +6,7 @@
 //! turn offers it for another try. Once no stream made progress for the [`PollBudget`], the hot ones are armed in the ring (`POLL_ADD`, one shot,
 //! which looks at the socket when armed, so nothing is missed) and the thread sleeps in `io_uring_enter`. A busy stream therefore costs no ring
 //! operation, an idle one no processor time. Between fruitless turns the thread yields, for it may share its core with its peer; where
-//! others want the core for work of their own it sleeps at once instead of spinning (see [`crowding`]).
+//! others want the core for work of their own it spins for a moment only, and keeps the core until it sleeps (see [`crowding`]).
 //!
 //! # Why file buffers are safe
 //!
@@ -208,11 +208,15 @@ impl Uring {
 
     /// Whether it is time to look for work rather than to sleep.
     fn spins(&self) -> bool {
-        self.now.since(self.last_progress) < self.poll && !self.crowding.is_crowded(self.now)
+        self.now.since(self.last_progress) < self.crowding.budget(self.now, self.poll)
     }
 
-    /// Lets others on this core run; also runs the ring's task work, as any system call does.
+    /// Lets others on this core run, but for those who would keep it.
     fn yield_core(&mut self) {
+        if self.crowding.is_crowded(self.now) {
+            std::hint::spin_loop();
+            return;
+        }
         std::thread::yield_now();
         let before = self.now;
         self.read_clock();
