@@ -21,15 +21,13 @@ use nix::sys::mman::{MmapAdvise, madvise};
 
 use crate::PAGE_BYTES;
 use crate::mapping::Mapping;
+use crate::streaming::{self, LINE_BYTES};
 
 /// Bytes of a stripe.
 const STRIPE_BYTES: usize = 1 << 20;
 
 /// The most that is fetched ahead: behind it the processor sees where the reader is going.
 const PREFETCHED_BYTES: usize = 4 * PAGE_BYTES;
-
-/// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
 
 /// Locks: stripes whose numbers differ by a multiple of this share one.
 const LOCKS: usize = 1024;
@@ -76,7 +74,12 @@ impl MemoryDisk {
         for piece in self.pieces(offset, from.len() as u64) {
             let len = piece.len();
             let mut writing = self.lock_of(&piece).write().unwrap_or_else(PoisonError::into_inner);
-            self.bytes_mut(&mut writing, piece).copy_from_slice(&from[done..done + len]);
+            let (place, data) = (self.bytes_mut(&mut writing, piece), &from[done..done + len]);
+            if len < PAGE_BYTES {
+                place.copy_from_slice(data);
+            } else {
+                streaming::copy(place, data);
+            }
             done += len;
         }
         done

@@ -15,6 +15,7 @@ mod disk;
 mod mapping;
 mod pool;
 mod reservation;
+mod streaming;
 
 pub use disk::{Extent, MemoryDisk, Reading};
 pub use pool::{Buffer, ClassLayout, Layout, MAX_BUFFER_BYTES, PAGE_BYTES, Pool, PoolError};
