@@ -27,7 +27,7 @@ use crate::streaming::{self, LINE_BYTES};
 const STRIPE_BYTES: usize = 1 << 20;
 
 /// The most that is fetched ahead: behind it the processor sees where the reader is going.
-const PREFETCHED_BYTES: usize = 4 * PAGE_BYTES;
+const PREFETCHED_BYTES: usize = 1024;
 
 /// Locks: stripes whose numbers differ by a multiple of this share one.
 const LOCKS: usize = 1024;
