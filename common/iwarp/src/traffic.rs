@@ -17,6 +17,12 @@ impl Traffic {
         self.messages.get(usize::from(opcode.0)).copied().unwrap_or_default()
     }
 
+    /// Whether there was no message at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.messages == Self::default().messages
+    }
+
     pub(crate) fn count(&mut self, opcode: Opcode) {
         if let Some(count) = self.messages.get_mut(usize::from(opcode.0)) {
             *count += 1;
@@ -44,11 +50,13 @@ mod tests {
     fn shows_what_was_seen() {
         let mut traffic = Traffic::default();
         assert_eq!(traffic.to_string(), "none");
+        assert!(traffic.is_empty());
         traffic.count(Opcode::WRITE);
         traffic.count(Opcode::SEND);
         traffic.count(Opcode::SEND);
         traffic.count(Opcode(15));
         assert_eq!(traffic.to_string(), "0:1 3:2");
+        assert!(!traffic.is_empty());
         assert_eq!((traffic.of(Opcode::SEND), traffic.of(Opcode(15))), (2, 0));
     }
 }

@@ -91,6 +91,7 @@ pub(super) struct Transmitter {
     ord: usize,
     /// Outstanding reads, oldest first; at most `ord`, or one more for an RTR message.
     pub(super) reads: VecDeque<OutstandingRead>,
+    /// A message of zero bytes that goes before what is queued, and is nobody's work request.
     rtr: Option<Rtr>,
     unfinished: Option<Message>,
     responses_in_a_row: u8,
@@ -248,6 +249,14 @@ impl Connection {
         self.post(id, Operation::Read { stag, to }, len)
     }
 
+    /// Has an RDMA Write of zero bytes sent, before what is queued. It touches nothing at the peer, who only learns that we are there: the message by which
+    /// RFC 6581 has a peer-to-peer connection begin. No effect on a stream that has ended.
+    pub fn post_empty_write(&mut self) {
+        if !self.is_ended() {
+            self.tx.rtr.get_or_insert(Rtr::Write);
+        }
+    }
+
     /// The next FPDU to send, if there is one now. The driver hands FPDUs to TCP whole and in this order.
     ///
     /// Read Responses go before work requests, but at most four in a row while a work request could be sent.
@@ -255,7 +264,9 @@ impl Connection {
         if self.state != State::ReadyToSend {
             return None;
         }
-        let segment = match self.tx.rtr.take() {
+        // Not into the middle of another message.
+        let rtr = if self.tx.unfinished.is_none() { self.tx.rtr.take() } else { None };
+        let segment = match rtr {
             Some(rtr) => self.tx.ready_to_receive(rtr, self.crc),
             None => match self.tx.choose(!self.rx.requests.is_empty())? {
                 Message::Work => self.tx.work_segment(self.crc)?,

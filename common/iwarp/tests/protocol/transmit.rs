@@ -306,6 +306,25 @@ fn rtr_message_is_the_first_fpdu_of_the_initiator() {
 }
 
 #[test]
+fn empty_write_is_the_rtr_message_and_goes_between_messages() {
+    let mut connection = with_fpdu(FpduSize::Payload(4));
+    connection.post_send(1, SendKind::Plain, 8).unwrap();
+    connection.post_send(2, SendKind::Plain, 0).unwrap();
+    next(&mut connection);
+    connection.post_empty_write();
+    connection.post_empty_write();
+    let rest: Vec<_> = std::iter::from_fn(|| connection.next_segment()).collect();
+    let sources: Vec<_> = rest.iter().map(|segment| (segment.source, segment.offset)).collect();
+    assert_eq!(sources, [(Source::Work(1), 4), (Source::Nothing, 0), (Source::Work(2), 0)], "once, whoever asked how often");
+    // RDMA Write, the last segment, STag 0, tagged offset 0, its CRC32C.
+    assert_eq!(bytes(&rest[1], b""), [0, 0x0e, 0xc1, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x05, 0x72, 0xab]);
+
+    connection.terminate(&Fault::local_catastrophic()).unwrap();
+    connection.post_empty_write();
+    nothing(&mut connection);
+}
+
+#[test]
 fn responder_takes_each_rtr_message() {
     let peer = |rtr| Negotiated { rtr: Some(rtr), ..negotiated(true) };
     let established = |rtr, bytes: &[u8]| {
