@@ -18,6 +18,7 @@
 //!   it were placed.
 
 mod completion;
+mod nudge;
 mod soft;
 pub mod verbs;
 

@@ -4,10 +4,11 @@
 
 mod support;
 
+use std::io::{ErrorKind, IoSliceMut};
 use std::time::Duration;
 
-use godwit_rdma::{Completion, Disconnect, Transport, WorkId};
-use godwit_reactor::Time;
+use godwit_rdma::{Completion, Disconnect, QpConfig, Transport, WorkId};
+use godwit_reactor::{Reactor, Time, Token};
 use support::{HOST, Net, Pair, Simulator, TARGET, config, each_seed, pattern};
 
 /// Turns until a queue pair of `side` has ended, and says when and why.
@@ -29,7 +30,7 @@ fn a_peer_that_sends_no_request_has_five_seconds() {
         assert!(matches!(reason, Disconnect::StartupTimeout { seconds: 5 }), "{reason:?}");
         assert!((Duration::from_secs(5)..Duration::from_millis(5100)).contains(&at.since(Time::default())), "{at:?}");
         let (_, end) = net.read_plain(HOST, stream, 1);
-        assert_eq!(end, Some(std::io::ErrorKind::UnexpectedEof));
+        assert_eq!(end, Some(ErrorKind::UnexpectedEof));
     });
 }
 
@@ -56,6 +57,60 @@ fn a_connection_that_came_up_has_no_time_limit() {
         assert!(pair.net.sides.iter().all(|side| side.completions.is_empty()));
         pair.send(HOST, WorkId(1), &[1; 16], None, None);
         pair.next(|side, c| side == TARGET && matches!(c, Completion::Received { .. }));
+    });
+}
+
+/// The bytes that a target made by hand gets behind the Request, within a time; `answers` are what it sends after its Reply.
+fn heard_by_hand(seed: u64, posts: bool, answers: &[u8], time: Duration) -> Vec<u8> {
+    let net = &mut Net::<Simulator>::new(seed);
+    net.sides[TARGET].plain = true;
+    let (address, config) = (net.address, QpConfig { crc: false, ..config() });
+    let [host, _] = &mut net.sides;
+    let qp = host.fabric.connect(&mut host.reactor, Transport::Iwarp, address, &config, b"").unwrap();
+    net.settle_incoming();
+    let target = &mut net.sides[TARGET];
+    let incoming = target.incoming.pop_front().unwrap();
+    let stream = target.reactor.adopt(incoming, Token(6)).unwrap();
+    net.read_plain(TARGET, stream, 24);
+    // Accepts, without a checksum, with as many reads.
+    net.write_plain(TARGET, stream, &[&b"MPA ID Rep Frame\x10\x02\0\x04\0\x10\0\x10"[..], answers].concat());
+    net.next(|side, c| side == HOST && matches!(c, Completion::Established { .. }));
+    if posts {
+        net.sides[HOST].fabric.post_send(qp, WorkId(1), &[1; 16], None, None);
+    }
+    net.settle_until(time);
+    let mut heard = Vec::new();
+    let mut chunk = [0; 64];
+    loop {
+        match net.sides[TARGET].reactor.receive(stream, &mut [IoSliceMut::new(&mut chunk)]) {
+            Ok(count) if count > 0 => heard.extend(&chunk[..count]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return heard,
+            ended => panic!("the stream ended: {ended:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_lets_the_first_message_lie_is_nudged_a_few_times() {
+    const MESSAGE: usize = 20 + 16 + 4;
+    // An RDMA Write to STag 0 at 0, of nothing.
+    let nudge = [0, 0x0e, 0xc1, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    each_seed::<Simulator>(|seed| {
+        for (millis, nudges) in [(400, 0), (900, 1), (1400, 2), (3_600_000, 8)] {
+            let heard = heard_by_hand(seed, true, b"", Duration::from_millis(millis));
+            assert_eq!(heard[MESSAGE..], nudge.repeat(nudges), "after {millis} ms");
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_has_answered_or_was_told_nothing_is_left_alone() {
+    // A Send.
+    let answer = [&[0, 0x22, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0][..], &[2; 16], &[0; 4]].concat();
+    each_seed::<Simulator>(|seed| {
+        let hour = Duration::from_secs(3600);
+        assert_eq!(heard_by_hand(seed, true, &answer, hour).len(), 20 + 16 + 4);
+        assert_eq!(heard_by_hand(seed, false, b"", hour), b"");
     });
 }
 

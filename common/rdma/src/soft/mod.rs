@@ -15,6 +15,7 @@ use godwit_memory::{Buffer, Extent, Reservation};
 use godwit_reactor::{Event, Peer, Reactor, Token};
 use slab::Slab;
 
+use crate::nudge::NUDGE_AFTER;
 use crate::{Access, Completion, QpConfig, QpId, Remote, Rkey, WorkId};
 use queue_pair::{CLOSE_TIMEOUT, QueuePair, REPLY_TIMEOUT, REQUEST_TIMEOUT, Step};
 use stream_buffers::StreamBuffers;
@@ -52,6 +53,7 @@ pub(crate) struct Soft {
 const OWNED: u64 = 1 << 63;
 const STALL_TIMER: u64 = OWNED | 1 << 62;
 const DEADLINE_TIMER: u64 = 1 << 61;
+const NUDGE_TIMER: u64 = 1 << 61 | 1 << 62;
 const GENERATION_MASK: u32 = (1 << 28) - 1;
 
 fn token(id: QpId) -> Token {
@@ -137,6 +139,13 @@ impl Soft {
                     self.mark_ready(id);
                 }
             }
+            Event::Timer { token } if token.0 & NUDGE_TIMER == NUDGE_TIMER => {
+                let id = id(token);
+                if self.qp(id).is_some_and(QueuePair::on_nudge_timer) {
+                    self.await_answer(reactor, id);
+                }
+                self.mark_dirty(id);
+            }
             Event::Timer { token } => {
                 let id = id(token);
                 if let Some(qp) = self.qp(id) {
@@ -165,6 +174,9 @@ impl Soft {
             // Reading may have made something sendable: a Read Response, the first message that the peer's first one releases.
             self.mark_dirty(id);
             if let Some(Step::Completion(completion)) = step {
+                if matches!(completion, Completion::Established { .. }) {
+                    self.await_answer(reactor, id);
+                }
                 self.reported += 1;
                 return Some((id, completion));
             }
@@ -176,6 +188,13 @@ impl Soft {
                     self.stalled.push(id);
                 }
             }
+        }
+    }
+
+    /// Looks after a while whether the peer has answered.
+    fn await_answer<R: Reactor>(&mut self, reactor: &mut R, id: QpId) {
+        if let Some(qp) = self.qp(id) {
+            qp.nudge = Some(reactor.set_timer(reactor.now() + NUDGE_AFTER, Token(token(id).0 | NUDGE_TIMER)));
         }
     }
 
@@ -265,9 +284,7 @@ impl Soft {
     pub(crate) fn destroy<R: Reactor>(&mut self, reactor: &mut R, id: QpId) {
         if self.entry(id).is_some() {
             let mut qp = self.qps.remove(id.index as usize).qp;
-            if let Some(timer) = qp.deadline.take() {
-                reactor.cancel_timer(timer);
-            }
+            qp.cancel_timers(reactor);
             qp.log_traffic(reactor);
             // No effect on a stream that is closing gracefully.
             reactor.close(qp.stream);

@@ -21,6 +21,7 @@ use godwit_reactor::{Reactor, StreamId, TimerId};
 use super::stream_buffers::StreamBuffers;
 use super::transmit::{Sent, Transmit};
 use super::work::{Payload, Work};
+use crate::nudge::NUDGES;
 use crate::{Access, Completion, Disconnect, FpduSize, Header, PrivateData, QpConfig, Remote, Rkey, WorkId};
 
 /// Payload that is worth reading straight into its place: below this, copying it is cheaper than a shorter read.
@@ -75,6 +76,9 @@ pub(super) struct QueuePair {
     state: State,
     /// The timer of what must not last for ever: start-up, and the orderly end.
     pub(super) deadline: Option<TimerId>,
+    /// The timer of the next nudge, and how many there may be.
+    pub(super) nudge: Option<TimerId>,
+    nudges: u8,
     /// Start-up bytes still to be sent.
     greeting: Vec<u8>,
     /// A buffer of the thread's, while it is needed; empty otherwise.
@@ -108,6 +112,8 @@ impl QueuePair {
             stream,
             state,
             deadline: Some(deadline),
+            nudge: None,
+            nudges: NUDGES,
             greeting: Vec::new(),
             received: Box::default(),
             unread: 0..0,
@@ -166,6 +172,27 @@ impl QueuePair {
             State::AwaitReply { .. } => self.fail(reactor, Disconnect::StartupTimeout { seconds: REPLY_TIMEOUT.as_secs() }),
             State::AwaitRequest { .. } => self.fail(reactor, Disconnect::StartupTimeout { seconds: REQUEST_TIMEOUT.as_secs() }),
             _ => {}
+        }
+    }
+
+    /// Has a nudge sent to a peer that has not answered. True when it may need another one.
+    pub(super) fn on_nudge_timer(&mut self) -> bool {
+        self.nudge = None;
+        let State::Streaming(streaming) = &mut self.state else { return false };
+        let connection = &mut streaming.connection;
+        if !connection.received().is_empty() || self.nudges == 0 {
+            return false;
+        }
+        if !connection.sent().is_empty() {
+            self.nudges -= 1;
+            connection.post_empty_write();
+        }
+        true
+    }
+
+    pub(super) fn cancel_timers<R: Reactor>(&mut self, reactor: &mut R) {
+        for timer in [self.deadline.take(), self.nudge.take()].into_iter().flatten() {
+            reactor.cancel_timer(timer);
         }
     }
 
@@ -529,9 +556,7 @@ impl QueuePair {
     }
 
     fn end<R: Reactor>(&mut self, reactor: &mut R) {
-        if let Some(timer) = self.deadline.take() {
-            reactor.cancel_timer(timer);
-        }
+        self.cancel_timers(reactor);
         self.log_traffic(reactor);
         reactor.close_gracefully(self.stream);
         self.stalled = false;

@@ -19,7 +19,6 @@ use std::rc::Rc;
 use rdma_sys as sys;
 
 use super::error::VerbsError;
-use crate::QpConfig;
 
 /// Whether the libraries could be loaded.
 pub(super) fn has_libraries() -> bool {
@@ -105,9 +104,8 @@ pub(super) struct Limits {
 
 impl Limits {
     /// Whether a device with nothing else on it could hold the queue pair.
-    pub(super) fn check_depth(&self, config: &QpConfig) -> Result<(), TooDeep> {
-        let completions = config.send_depth + config.receive_depth;
-        [("work requests", self.work_requests, config.send_depth.max(config.receive_depth)), ("completions", self.completions, completions)]
+    pub(super) fn check_depth(&self, sends: usize, receives: usize) -> Result<(), TooDeep> {
+        [("work requests", self.work_requests, sends.max(receives)), ("completions", self.completions, sends + receives)]
             .into_iter()
             .find(|(_, most, wanted)| wanted > most)
             .map_or(Ok(()), |(what, most, wanted)| Err(TooDeep { what, most, wanted }))
@@ -405,28 +403,13 @@ fn unregistered(device: Device, bytes: usize, error: VerbsError) -> VerbsError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::FpduSize;
-
-    fn depths(send_depth: usize, receive_depth: usize) -> QpConfig {
-        QpConfig {
-            send_depth,
-            receive_depth,
-            header_bytes: 64,
-            data_bytes: 0,
-            regions: 0,
-            inbound_reads: 0,
-            outbound_reads: 16,
-            crc: true,
-            fpdu: FpduSize::Large,
-        }
-    }
 
     #[test]
     fn a_queue_pair_is_as_deep_as_the_device_allows_and_no_deeper() {
         let limits = Limits { work_requests: 6144, completions: 7000, inbound_reads: 1, outbound_reads: 1, invalidates: false };
-        assert_eq!(limits.check_depth(&depths(6144, 856)), Ok(()));
-        assert_eq!(limits.check_depth(&depths(6145, 16)), Err(TooDeep { what: "work requests", most: 6144, wanted: 6145 }));
-        assert_eq!(limits.check_depth(&depths(16, 6145)), Err(TooDeep { what: "work requests", most: 6144, wanted: 6145 }));
-        assert_eq!(limits.check_depth(&depths(6144, 857)), Err(TooDeep { what: "completions", most: 7000, wanted: 7001 }));
+        assert_eq!(limits.check_depth(6144, 856), Ok(()));
+        assert_eq!(limits.check_depth(6145, 16), Err(TooDeep { what: "work requests", most: 6144, wanted: 6145 }));
+        assert_eq!(limits.check_depth(16, 6145), Err(TooDeep { what: "work requests", most: 6144, wanted: 6145 }));
+        assert_eq!(limits.check_depth(6144, 857), Err(TooDeep { what: "completions", most: 7000, wanted: 7001 }));
     }
 }

@@ -29,6 +29,7 @@ use godwit_reactor::{Event, Reactor, Token, WatchId};
 use rdma_sys as sys;
 use slab::Slab;
 
+use crate::nudge::NUDGE_AFTER;
 use crate::{Access, Completion, Disconnect, PrivateData, QpConfig, QpId, Remote, Rkey, WorkId};
 use cm::{CmId, Inbox, Key, Manager, News, Order, Parameters};
 pub use cm::{Incoming, Listener};
@@ -71,6 +72,8 @@ const INBOX: u64 = OWNED | VERBS | 1 << KIND_SHIFT;
 const WAIT: u64 = OWNED | VERBS | 2 << KIND_SHIFT;
 const QUEUE: u64 = OWNED | VERBS | 3 << KIND_SHIFT;
 const DEADLINE: u64 = OWNED | VERBS | 4 << KIND_SHIFT;
+const NUDGE: u64 = OWNED | VERBS | 5 << KIND_SHIFT;
+const KIND_MASK: u64 = OWNED | VERBS | 0xf << KIND_SHIFT;
 
 /// Whether a queue pair is of this provider.
 pub(crate) fn is_mine(qp: QpId) -> bool {
@@ -82,12 +85,13 @@ pub(crate) fn owns(Token(token): Token) -> bool {
     token & VERBS != 0
 }
 
-fn deadline_token(id: QpId) -> Token {
-    Token(DEADLINE | u64::from(id.generation) << 16 | u64::from(id.index & !MARK))
+/// The token of a queue pair's timer: [`DEADLINE`] or [`NUDGE`].
+fn timer_token(kind: u64, id: QpId) -> Token {
+    Token(kind | u64::from(id.generation) << 16 | u64::from(id.index & !MARK))
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the token was put together from two smaller numbers")]
-fn deadline_of(Token(token): Token) -> QpId {
+fn timed(Token(token): Token) -> QpId {
     QpId { index: (token as u32 & 0xffff) | MARK, generation: (token >> 16) as u32 & GENERATION_MASK }
 }
 
@@ -225,7 +229,7 @@ impl Verbs {
         office.manager.order(Order::Connect { key, address, qp: id, inbox });
         let mut qp = QueuePair::connecting(id, key, config, private_data);
         qp.peer = Some(address);
-        qp.deadline = Some(reactor.set_timer(reactor.now() + CONNECT_TIMEOUT, deadline_token(id)));
+        qp.deadline = Some(reactor.set_timer(reactor.now() + CONNECT_TIMEOUT, timer_token(DEADLINE, id)));
         self.insert(id, qp);
         Ok(id)
     }
@@ -277,7 +281,7 @@ impl Verbs {
             Phase::Live => {
                 qp.phase = Phase::Closing { told: false };
                 qp.drop_messages();
-                qp.deadline = Some(reactor.set_timer(reactor.now() + CLOSE_TIMEOUT, deadline_token(id)));
+                qp.deadline = Some(reactor.set_timer(reactor.now() + CLOSE_TIMEOUT, timer_token(DEADLINE, id)));
             }
             Phase::Resolving { .. } | Phase::Connecting | Phase::Requested { .. } => qp.fail(Some(Disconnect::Closed)),
             Phase::Closing { .. } | Phase::Failed { .. } | Phase::Draining { .. } | Phase::Ended => {}
@@ -317,7 +321,7 @@ impl Verbs {
     fn take<R: Reactor>(&mut self, reactor: &mut R, id: QpId) -> Option<Key> {
         self.entry(id)?;
         let mut qp = self.qps.remove((id.index & !MARK) as usize).qp;
-        if let Some(timer) = qp.deadline.take() {
+        for timer in [qp.deadline.take(), qp.nudge.take()].into_iter().flatten() {
             reactor.cancel_timer(timer);
         }
         let key = qp.key;
@@ -358,7 +362,7 @@ impl Verbs {
                 self.mark_ready(id);
             }
             Phase::Failed { reason: None } if qp.deadline.is_none() => {
-                qp.deadline = Some(reactor.set_timer(reactor.now() + REASON_TIMEOUT, deadline_token(id)));
+                qp.deadline = Some(reactor.set_timer(reactor.now() + REASON_TIMEOUT, timer_token(DEADLINE, id)));
             }
             _ => {}
         }
@@ -382,8 +386,15 @@ impl Verbs {
                     self.mark_ready(id);
                 }
             }
+            Event::Timer { token } if token.0 & KIND_MASK == NUDGE => {
+                let id = timed(*token);
+                if self.qp(id).is_some_and(QueuePair::on_nudge_timer) {
+                    self.await_message(reactor, id);
+                }
+                self.settle(reactor, id);
+            }
             Event::Timer { token } => {
-                let id = deadline_of(*token);
+                let id = timed(*token);
                 if let Some(entry) = self.entry(id) {
                     entry.qp.on_deadline(CONNECT_TIMEOUT);
                 }
@@ -415,7 +426,12 @@ impl Verbs {
                     entry.qp.fail(Some(Disconnect::Connect(error.into())));
                 }
             }
-            News::Established { private_data } => qp.on_established(reactor, private_data),
+            News::Established { private_data } => {
+                qp.on_established(reactor, private_data);
+                if qp.device().is_some_and(Device::is_iwarp) {
+                    self.await_message(reactor, id);
+                }
+            }
             News::Rejected { private_data } => {
                 if matches!(qp.phase, Phase::Connecting) {
                     qp.done.push_back(Completion::Rejected { private_data: PrivateData(private_data.into()) });
@@ -439,6 +455,13 @@ impl Verbs {
         self.settle(reactor, id);
         self.mark_ready(id);
         self.mark_dirty(id);
+    }
+
+    /// Looks after a while whether the peer's first message has come.
+    fn await_message<R: Reactor>(&mut self, reactor: &mut R, id: QpId) {
+        if let Some(qp) = self.qp(id) {
+            qp.nudge = Some(reactor.set_timer(reactor.now() + NUDGE_AFTER, timer_token(NUDGE, id)));
+        }
     }
 
     fn on_resolved<R: Reactor>(&mut self, reactor: &mut R, id: QpId, cm_id: CmId) -> Result<(), VerbsError> {

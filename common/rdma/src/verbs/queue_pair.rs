@@ -35,10 +35,14 @@ use super::domain::Domain;
 use super::error::VerbsError;
 use super::ring::Ring;
 use super::shared::Shared;
+use crate::nudge::NUDGES;
 use crate::{Access, Completion, Disconnect, Header, PrivateData, QpConfig, QpId, Remote, Rkey, WorkId};
 
 /// Completions of sends are told by number, modulo this; far more than can be posted.
 const NUMBERS: u32 = 1 << 22;
+
+/// In the name of a work request: it is a nudge, and nobody waits for its completion.
+const NUDGE: u64 = 1 << 22;
 
 /// Where a queue pair is in its life.
 #[derive(Debug)]
@@ -67,6 +71,15 @@ enum Work {
     Send { id: WorkId, header: Header, data: Option<Buffer>, invalidate: Option<Rkey> },
     Write { data: Buffer, to: Remote },
     Read { id: WorkId, sink: Buffer, from: Remote, region: Option<Region> },
+}
+
+/// How a peer is nudged that may have missed the first message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Nudge {
+    /// By an RDMA Write of zero bytes.
+    Write,
+    /// By an RDMA Read of zero bytes.
+    Read,
 }
 
 /// A message that was received.
@@ -127,6 +140,12 @@ pub(super) struct QueuePair {
     pub(super) peer: Option<SocketAddr>,
     pub(super) local: Option<SocketAddr>,
     pub(super) deadline: Option<TimerId>,
+    /// The timer of the next nudge.
+    pub(super) nudge: Option<TimerId>,
+    /// What a nudge is here, if there is any; how many there may be; whether the device still has one.
+    nudge_by: Option<Nudge>,
+    nudges: u8,
+    nudging: bool,
     hardware: Option<Hardware>,
     config: QpConfig,
     /// What was posted, oldest first; `None` is complete. The first one has the number `oldest`.
@@ -138,6 +157,8 @@ pub(super) struct QueuePair {
     unsent: usize,
     /// The side that was asked may send when the first message has come: on iWARP by a rule of MPA, elsewhere because nothing is sent earlier.
     may_send: bool,
+    /// A message has come.
+    heard: bool,
     /// Its end has been reported: the peer refused the connection, or it did not come about.
     pub(super) reported: bool,
     arrived: VecDeque<Arrived>,
@@ -155,6 +176,11 @@ pub(super) struct QueuePair {
 /// Reads that may be outstanding, as the wire has it.
 fn reads(count: u16, most: u8) -> u8 {
     u8::try_from(count).unwrap_or(u8::MAX).min(most)
+}
+
+/// Requests that the provider sends for itself, at a time: a nudge, on iWARP.
+fn own_sends(device: Device) -> usize {
+    usize::from(device.is_iwarp())
 }
 
 impl QueuePair {
@@ -177,6 +203,10 @@ impl QueuePair {
             peer: None,
             local: None,
             deadline: None,
+            nudge: None,
+            nudge_by: None,
+            nudges: NUDGES,
+            nudging: false,
             hardware: None,
             config,
             works: VecDeque::new(),
@@ -184,6 +214,7 @@ impl QueuePair {
             pending: 0,
             unsent: 0,
             may_send: false,
+            heard: false,
             reported: false,
             arrived: VecDeque::new(),
             free_slots: Vec::new(),
@@ -216,8 +247,9 @@ impl QueuePair {
     /// Makes the queue pair on the device that the connection identifier is bound to; the RDMA Reads that each side may have outstanding (IRD, ORD).
     pub(super) fn make(&mut self, id: CmId, shared: &Rc<Shared>, config: &QpConfig) -> Result<(u8, u8), VerbsError> {
         let Limits { inbound_reads, outbound_reads, .. } = shared.limits;
-        shared.limits.check_depth(config).map_err(|depth| depth.of(shared.device()))?;
-        let completions = config.send_depth + config.receive_depth;
+        let sends = config.send_depth + own_sends(shared.device());
+        shared.limits.check_depth(sends, config.receive_depth).map_err(|depth| depth.of(shared.device()))?;
+        let completions = sends + config.receive_depth;
         shared.reserve(completions)?;
         let made = self.make_hardware(id, shared, config, completions);
         let hardware = made.inspect_err(|_| shared.release(completions))?;
@@ -246,9 +278,11 @@ impl QueuePair {
         let Phase::Requested { peer_inbound_reads, peer_outbound_reads, .. } = self.phase else { return Err(VerbsError::NoDevice) };
         let (inbound, outbound) = self.make(id, shared, config)?;
         self.phase = Phase::Live;
+        let outbound = outbound.min(peer_inbound_reads);
+        self.nudge_by = (outbound > 0).then_some(Nudge::Read);
         Ok(Parameters {
             responder_resources: inbound.min(peer_outbound_reads),
-            initiator_depth: outbound.min(peer_inbound_reads),
+            initiator_depth: outbound,
             private_data: private_data.to_vec(),
         })
     }
@@ -261,6 +295,7 @@ impl QueuePair {
             reactor.cancel_timer(timer);
         }
         self.phase = Phase::Live;
+        self.nudge_by = Some(Nudge::Write);
         self.may_send = true;
         self.done.push_back(Completion::Established { private_data: PrivateData(private_data.into()) });
     }
@@ -289,6 +324,45 @@ impl QueuePair {
         self.fail(Some(reason));
     }
 
+    /// Nudges a peer whose first message has not come. True when it may need another nudge.
+    pub(super) fn on_nudge_timer(&mut self) -> bool {
+        self.nudge = None;
+        let (Phase::Live, Some(by), Some(hardware)) = (&self.phase, self.nudge_by, &self.hardware) else { return false };
+        if self.heard || self.nudges == 0 {
+            return false;
+        }
+        // Who connected has nothing to be missed before it has sent something.
+        let silent = by == Nudge::Write && self.oldest == 0 && self.works.len() == self.unsent;
+        if !self.nudging && !silent {
+            self.nudges -= 1;
+            match self.post_nudge(hardware, by) {
+                Ok(()) => self.nudging = true,
+                Err(error) => self.fail(Some(Disconnect::Lost(error.into()))),
+            }
+        }
+        true
+    }
+
+    /// Gives the device a request for zero bytes, where neither side looks at a key.
+    fn post_nudge(&self, hardware: &Hardware, by: Nudge) -> Result<(), VerbsError> {
+        let mut entry = sys::ibv_sge { addr: hardware.ring.message(0), length: 0, lkey: hardware.ring.lkey() };
+        // SAFETY: zeroes are a valid work request.
+        let mut request: sys::ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
+        request.wr_id = self.work_name(false, 0) | NUDGE;
+        request.sg_list = &raw mut entry;
+        request.num_sge = 1;
+        request.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        request.opcode = match by {
+            Nudge::Write => opcode::IBV_WR_RDMA_WRITE,
+            Nudge::Read => opcode::IBV_WR_RDMA_READ,
+        };
+        // As siw's own: some adapters are said to treat key 0 in a way of its own.
+        request.wr.rdma = sys::rdma_t { remote_addr: 0, rkey: 1 };
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair is alive, and the request names no byte of memory.
+        check("ibv_post_send", unsafe { sys::ibv_post_send(Self::qp_ptr(hardware), &raw mut request, &raw mut bad) })
+    }
+
     /// What has arrived is of no use any more.
     pub(super) fn drop_messages(&mut self) {
         self.arrived.clear();
@@ -313,7 +387,7 @@ impl QueuePair {
         attributes.qp_type = sys::ibv_qp_type::IBV_QPT_RC;
         let mut last = None;
         for max_inline in [Header::MAX_BYTES, 0] {
-            attributes.cap.max_send_wr = u32::try_from(config.send_depth).unwrap_or(u32::MAX);
+            attributes.cap.max_send_wr = u32::try_from(config.send_depth + own_sends(shared.device())).unwrap_or(u32::MAX);
             attributes.cap.max_recv_wr = u32::try_from(config.receive_depth).unwrap_or(u32::MAX);
             attributes.cap.max_send_sge = 2;
             attributes.cap.max_recv_sge = 1;
@@ -532,7 +606,11 @@ impl QueuePair {
             }
             // The first one may come before the connection manager calls the connection established.
             self.may_send = true;
+            self.heard = true;
             self.arrived.push_back(Arrived { slot, len, invalidated });
+        } else if entry.wr_id & NUDGE != 0 {
+            self.nudging = false;
+            return false;
         } else {
             self.complete(number.wrapping_sub(self.oldest) % NUMBERS);
         }

@@ -16,6 +16,7 @@ macro_rules! operations {
         $for_each!(
             a_send_arrives_with_its_data,
             an_rdma_write_is_placed_before_the_send_behind_it_arrives,
+            an_rdma_write_of_nothing_needs_no_right_and_tells_nobody,
             an_rdma_read_fetches_what_is_exposed,
             a_read_is_complete_when_its_data_are_there_whatever_was_sent_behind_it,
             more_reads_than_the_peer_answers_at_a_time_wait_their_turn,
@@ -78,6 +79,23 @@ pub(crate) fn an_rdma_write_is_placed_before_the_send_behind_it_arrives<M: Machi
             let buffer = pair.revoke(HOST, remote.rkey);
             assert!(*buffer == *pattern(len, 9), "{len} bytes differ");
         }
+    });
+}
+
+pub(crate) fn an_rdma_write_of_nothing_needs_no_right_and_tells_nobody<M: Machines>(seed: u64) {
+    each_framing::<M>(seed, |pair| {
+        for side in [HOST, TARGET] {
+            let other = HOST + TARGET - side;
+            for (rkey, address) in [(0, 0), (1, 0), (u32::MAX, u64::MAX)] {
+                let nothing = pair.buffer(side, &[1]);
+                pair.write(side, nothing, 0, Remote { rkey: Rkey(rkey), address });
+                pair.send(side, WorkId(1), &[7; 16], None, None);
+                let heard = pair.next(|to, c| to == other && !matches!(c, Completion::SendDone { .. }));
+                assert!(matches!(&heard, Completion::Received { header, data: None, .. } if header.as_bytes() == [7; 16]), "{heard:?}");
+                pair.next(|to, c| to == side && matches!(c, Completion::SendDone { .. }));
+            }
+        }
+        assert_eq!(pair.net.in_use(), [0, 0]);
     });
 }
 

@@ -34,8 +34,6 @@ pub(crate) trait Machines: Sized {
     const PATIENCE: Duration = Duration::from_secs(10);
     /// How long what is on its way may take to arrive.
     const SETTLING: Duration = Duration::from_millis(30);
-    /// How long a peer is left alone that has just accepted.
-    const LULL: Duration = Duration::ZERO;
 
     fn new(seed: u64) -> (Self, [Self::Reactor; 2]);
     /// Has the target listen.
@@ -240,6 +238,14 @@ impl<M: Machines> Net<M> {
         more
     }
 
+    /// Turns for a time of the real clock.
+    pub(crate) fn settle_for(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.turn();
+        }
+    }
+
     /// Turns until everything that is on its way has arrived.
     pub(crate) fn settle(&mut self) {
         let end = Instant::now() + M::SETTLING;
@@ -302,7 +308,6 @@ impl<M: Machines> Net<M> {
         let established = self.next(|_, c| matches!(c, Completion::Established { .. }));
         let Completion::Established { private_data } = established else { unreachable!() };
         assert_eq!(&private_data.0[..10], b"hello host");
-        std::thread::sleep(M::LULL);
         [host_qp, target_qp]
     }
 

@@ -80,6 +80,7 @@ pub(super) enum Order {
 pub(super) enum News {
     /// The address leads to a device: make a queue pair, and [`Order::Start`].
     Resolved(CmId),
+    /// Messages may go both ways. To the side that was asked, whose queue pair is in use since it answered, this is that the peer has the answer.
     Established {
         private_data: Vec<u8>,
     },

@@ -421,8 +421,7 @@ impl Thread {
                 self.tell(key, News::Failed(if self.is_active(key) { Disconnect::Connect(error) } else { Disconnect::Lost(error) }));
             }
             event_type::RDMA_CM_EVENT_REJECTED => self.tell(key, rejection(heard)),
-            // The passive side has gone on already when it accepted.
-            event_type::RDMA_CM_EVENT_ESTABLISHED if self.is_active(key) => {
+            event_type::RDMA_CM_EVENT_ESTABLISHED => {
                 self.tell(key, News::Established { private_data: heard.private_data });
             }
             event_type::RDMA_CM_EVENT_DISCONNECTED => {
