@@ -12,7 +12,8 @@
 //! What is sent from a disk in memory ([`Extent`]) is kept from being changed only for the length of a call: a peer that does not read must not stop others
 //! from writing. So
 //!
-//! * such a frame gets its CRC when a call takes it, under the same lock; one that did not leave gets another at the next call;
+//! * such a frame gets its CRC when a call takes it, under the same lock; one that did not leave gets another at the next call. A long payload is sent first
+//!   and summed up then, for the call has just fetched it, and its trailer goes with the next call;
 //! * of the frame in which a call ends, the rest is copied before the lock is given up. A frame of which a byte has left does not change any more.
 //!
 //! Each frame is therefore sent as it was at one moment between the posting and the response behind it. Frames end at multiples of 4 KiB, so that no
@@ -50,6 +51,9 @@ const COPY_BYTES: usize = 192;
 
 /// Bytes of disks that one call takes, if it takes more than one frame: their locks are held meanwhile.
 const LOCKED_BYTES_PER_CALL: usize = 512 << 10;
+
+/// The shortest payload that is worth a call of its own to be sent before its checksum is known: to read it from memory costs several calls.
+const SUMMED_UP_LATER: usize = 16 << 10;
 
 /// Copied bytes that have been sent and may lie in front of those that have not.
 const MOST_STALE_BYTES: usize = 32 << 10;
@@ -91,14 +95,23 @@ enum Body {
     Rest {
         len: usize,
     },
+    /// Which has left as a whole.
+    Gone {
+        len: usize,
+    },
 }
 
 impl Body {
     fn len(self) -> usize {
         match self {
             Self::Nothing => 0,
-            Self::Work { len, .. } | Self::Region { len, .. } | Self::Extent { len, .. } | Self::Rest { len } => len,
+            Self::Work { len, .. } | Self::Region { len, .. } | Self::Extent { len, .. } | Self::Rest { len } | Self::Gone { len } => len,
         }
+    }
+
+    /// Whether it is sent before its checksum is known.
+    fn is_summed_up_later(self) -> bool {
+        matches!(self, Self::Extent { len: SUMMED_UP_LATER.., crc: true, .. })
     }
 }
 
@@ -237,7 +250,8 @@ impl Transmit {
     /// Sends as much as one call takes; how many bytes those are.
     fn call<R: Reactor>(&mut self, reactor: &mut R, stream: StreamId, payload: &Payload) -> Result<usize, Unsent> {
         let mut readings = Readings::new();
-        let count = if self.on_disks > 0 { self.lock(payload, &mut readings)? } else { self.frames.len() };
+        let Taken { frames: count, is_open } =
+            if self.on_disks > 0 { self.lock(payload, &mut readings)? } else { Taken { frames: self.frames.len(), is_open: false } };
         let mut slices = Slices { slices: [IoSlice::new(&[]); SLICES_PER_CALL], count: 0, skip: self.sent_of_first };
         let mut run = self.start..self.start;
         let mut locked = readings.iter();
@@ -245,27 +259,35 @@ impl Transmit {
             run.end += frame.before;
             if frame.body.len() > 0 {
                 slices.add(&self.copied[run.clone()]);
-                slices.add(match frame.body {
-                    Body::Nothing => &[],
-                    Body::Work { key, offset, len } => payload.works.get(key).ok_or(Unsent::RegionGone)?.payload(offset, len).1,
-                    Body::Region { stag, to, len } => payload.regions.readable(stag, to, len).map_err(|_| Unsent::RegionGone)?,
-                    Body::Extent { .. } => locked.next().ok_or(Unsent::RegionGone)?,
-                    Body::Rest { .. } => &self.rest,
-                });
+                match frame.body {
+                    Body::Nothing => {}
+                    Body::Work { key, offset, len } => {
+                        slices.add(payload.works.get(key).ok_or(Unsent::RegionGone)?.payload(offset, len).1);
+                    }
+                    Body::Region { stag, to, len } => {
+                        slices.add(payload.regions.readable(stag, to, len).map_err(|_| Unsent::RegionGone)?);
+                    }
+                    Body::Extent { .. } => slices.add(locked.next().ok_or(Unsent::RegionGone)?),
+                    Body::Rest { .. } => slices.add(&self.rest),
+                    Body::Gone { len } => slices.pass(len),
+                }
                 run = Range { start: run.end, end: run.end };
             }
             run.end += frame.behind;
         }
+        if is_open {
+            run = 0..0;
+        }
         slices.add(&self.copied[run]);
         let sent = reactor.send(stream, &slices.slices[..slices.count]).map_err(Unsent::Socket)?;
         if self.on_disks > 0 {
-            self.keep_rest(self.sent_of_first + sent, &readings);
+            self.settle(self.sent_of_first + sent, &readings);
         }
         Ok(sent)
     }
 
-    /// Locks what the first frames send from disks, and puts their checksums behind it. Returns how many frames a call may take.
-    fn lock<'a>(&mut self, payload: &'a Payload, readings: &mut Readings<'a>) -> Result<usize, Unsent> {
+    /// Locks what the first frames send from disks, and puts their checksums behind it. Returns what a call may take.
+    fn lock<'a>(&mut self, payload: &'a Payload, readings: &mut Readings<'a>) -> Result<Taken, Unsent> {
         let mut locked_bytes = 0;
         let mut at = self.start;
         for (number, frame) in self.frames.iter().enumerate() {
@@ -275,8 +297,12 @@ impl Transmit {
                 let part = offset..offset + len;
                 let reading = if readings.is_empty() { Some(extent.read(part)) } else { extent.try_read(part) };
                 let Some(reading) = reading.filter(|_| readings.is_empty() || locked_bytes + len <= LOCKED_BYTES_PER_CALL) else {
-                    return Ok(number);
+                    return Ok(Taken { frames: number, is_open: false });
                 };
+                if frame.body.is_summed_up_later() {
+                    readings.push(reading);
+                    return Ok(Taken { frames: number + 1, is_open: true });
+                }
                 if crc {
                     let trailer = Trailer::with_crc(&self.copied[at..behind], [&*reading]);
                     self.copied[behind..behind + frame.behind].copy_from_slice(trailer.as_ref());
@@ -286,24 +312,36 @@ impl Transmit {
             }
             at = behind + frame.behind;
         }
-        Ok(self.frames.len())
+        Ok(Taken { frames: self.frames.len(), is_open: false })
     }
 
-    /// Keeps the payload of the frame in which the sent bytes end, if it lies on a disk and a part of it is gone.
-    fn keep_rest(&mut self, mut sent: usize, readings: &[Reading<'_>]) {
+    /// Has the frame in which the sent bytes end become one that does not change any more, if it lies on a disk and a part of that is gone.
+    fn settle(&mut self, mut sent: usize, readings: &[Reading<'_>]) {
         let mut locked = readings.iter();
+        let mut at = self.start;
         for frame in &mut self.frames {
             let reading = if matches!(frame.body, Body::Extent { .. }) { locked.next() } else { None };
-            if sent < frame.len() {
-                if let Some(reading) = reading.filter(|_| sent > frame.before) {
-                    self.rest.clear();
-                    self.rest.extend_from_slice(reading);
-                    frame.body = Body::Rest { len: reading.len() };
-                    self.on_disks -= 1;
-                }
-                return;
+            if sent >= frame.len() {
+                sent -= frame.len();
+                at += frame.before + frame.behind;
+                continue;
             }
-            sent -= frame.len();
+            let Some(reading) = reading.filter(|_| sent > frame.before) else { return };
+            if frame.body.is_summed_up_later() {
+                let behind = at + frame.before;
+                let trailer = Trailer::with_crc(&self.copied[at..behind], [&**reading]);
+                self.copied[behind..behind + frame.behind].copy_from_slice(trailer.as_ref());
+            }
+            let len = reading.len();
+            frame.body = if sent < frame.before + len {
+                self.rest.clear();
+                self.rest.extend_from_slice(reading);
+                Body::Rest { len }
+            } else {
+                Body::Gone { len }
+            };
+            self.on_disks -= 1;
+            return;
         }
     }
 
@@ -353,6 +391,14 @@ impl Transmit {
     }
 }
 
+/// What a call takes.
+struct Taken {
+    /// So many of the first frames.
+    frames: usize,
+    /// The last of them without its trailer.
+    is_open: bool,
+}
+
 /// What a call sends from disks, in order.
 type Readings<'a> = SmallVec<[Reading<'a>; FRAMES_PER_CALL]>;
 
@@ -371,6 +417,11 @@ impl<'a> Slices<'a> {
             self.slices[self.count] = IoSlice::new(&bytes[skipped..]);
             self.count += 1;
         }
+    }
+
+    /// Leaves bytes out that were sent before.
+    fn pass(&mut self, len: usize) {
+        self.skip -= len;
     }
 }
 
