@@ -3,7 +3,8 @@
 //! Such a thread yields between its turns. A yield that takes long gave the core to someone who has much to do. One alone shows nothing: somebody passed, or the
 //! hypervisor took the core. But where they come one after the other the thread had better not yield, since it waits for a whole slice of time each time it
 //! does: it keeps the core for as long as a peer that spins on another core takes to answer, then sleeps, for the scheduler prefers who wakes up to who has
-//! been running all the time. After a while it looks again.
+//! been running all the time. Where no answer comes in that time, as from a peer that has to wait for a core itself, it sleeps at once. After a while it looks
+//! again.
 
 use std::time::Duration;
 
@@ -12,11 +13,23 @@ use crate::Time;
 /// A yield that takes longer than this is a long one.
 const LONG: Duration = Duration::from_micros(500);
 
+/// A yield that takes no longer than this gave the core to nobody...
+const VAIN: Duration = Duration::from_micros(1);
+
+/// ...and is not tried again for so many turns: it takes as long as a look at a stream.
+const TURNS_ALONE: u8 = 3;
+
 /// The core is crowded when a long yield comes before we have had the core for so many times as long.
 const RATIO: u32 = 4;
 
 /// For how long a thread looks for work where others want its core: the answer of a peer that is at work comes sooner, and a wake-up costs as much.
 const CROWDED_BUDGET: Duration = Duration::from_micros(15);
+
+/// After so many such looks in a row that were in vain a thread sleeps at once...
+const LOOKS_IN_VAIN: u8 = 3;
+
+/// ...so many times before it looks once more.
+const SLEEPS_AT_ONCE: u8 = 16;
 
 /// For how long a thread takes a core to be crowded that it found so; twice as long each time, up to the second figure.
 const LEAST_CROWDED: Duration = Duration::from_millis(20);
@@ -27,9 +40,16 @@ const MOST_CROWDED: Duration = Duration::from_secs(1);
 pub(super) struct Crowding {
     /// When the last long yield ended.
     gave_way: Time,
-    /// Until when the core is taken to be wanted by others, and for how long it was the last time.
+    /// Until when the core is taken to be wanted by others, and for how long that was set the last time.
     until: Time,
-    sleeps_for: Duration,
+    lasts: Duration,
+    /// Turns in which nobody else is taken to want the core.
+    alone: u8,
+    /// Looks in vain, in a row, before it slept; and how often it is to sleep at once.
+    in_vain: u8,
+    at_once: u8,
+    /// It has slept since it last found work.
+    slept: bool,
 }
 
 impl Crowding {
@@ -40,20 +60,51 @@ impl Crowding {
 
     /// For how long to look for work, of `most` otherwise.
     pub(super) fn budget(&self, now: Time, most: Duration) -> Duration {
-        if self.is_crowded(now) { most.min(CROWDED_BUDGET) } else { most }
+        match self.is_crowded(now) {
+            false => most,
+            true if self.at_once > 0 => Duration::ZERO,
+            true => most.min(CROWDED_BUDGET),
+        }
+    }
+
+    /// There was work.
+    pub(super) fn found_work(&mut self) {
+        if !std::mem::take(&mut self.slept) {
+            (self.in_vain, self.at_once) = (0, 0);
+        }
+    }
+
+    /// There was none for as long as it looked.
+    pub(super) fn falls_asleep(&mut self) {
+        self.slept = true;
+        match self.at_once.checked_sub(1) {
+            Some(left) => self.at_once = left,
+            None => {
+                self.in_vain = self.in_vain.saturating_add(1);
+                self.at_once = if self.in_vain >= LOOKS_IN_VAIN { SLEEPS_AT_ONCE } else { 0 };
+            }
+        }
+    }
+
+    /// Whether to yield in this turn.
+    pub(super) fn may_yield(&mut self, now: Time) -> bool {
+        let alone = self.alone > 0;
+        self.alone = self.alone.saturating_sub(1);
+        !alone && !self.is_crowded(now)
     }
 
     /// A yield has ended.
     pub(super) fn yielded(&mut self, began: Time, ended: Time) {
         let taken = ended.since(began);
+        self.alone = if taken < VAIN { TURNS_ALONE } else { 0 };
         if taken > LONG {
             if began.since(self.gave_way) < taken * RATIO {
-                self.sleeps_for = (self.sleeps_for * 2).clamp(LEAST_CROWDED, MOST_CROWDED);
-                self.until = ended + self.sleeps_for;
+                self.lasts = (self.lasts * 2).clamp(LEAST_CROWDED, MOST_CROWDED);
+                self.until = ended + self.lasts;
             }
             self.gave_way = ended;
         } else if ended.since(self.until) > MOST_CROWDED {
-            self.sleeps_for = Duration::ZERO;
+            self.lasts = Duration::ZERO;
         }
     }
 }
@@ -105,6 +156,41 @@ mod tests {
             at = pass(&mut crowding, at, SHORT, SHORT);
             assert!(!crowding.is_crowded(at));
         }
+    }
+
+    #[test]
+    fn one_whom_no_answer_reaches_in_time_sleeps_at_once_and_tries_again_now_and_then() {
+        let (mut crowding, at) = at_peace();
+        let at = pass(&mut crowding, at, SHORT, SLICE);
+        let at = pass(&mut crowding, at, SHORT, SLICE);
+        let looks = |crowding: &Crowding| crowding.budget(at, Duration::from_micros(50)) > Duration::ZERO;
+        let mut sleep = |finds_work_after: bool| {
+            let looked = looks(&crowding);
+            if finds_work_after {
+                crowding.found_work();
+            } else {
+                crowding.falls_asleep();
+                crowding.found_work();
+            }
+            looked
+        };
+        assert!((0..LOOKS_IN_VAIN).all(|_| sleep(false)));
+        assert!((0..SLEEPS_AT_ONCE).all(|_| !sleep(false)));
+        assert!(sleep(false), "once more");
+        assert!((0..SLEEPS_AT_ONCE).all(|_| !sleep(false)));
+        assert!(sleep(true), "now an answer came in time");
+        assert!((0..LOOKS_IN_VAIN).all(|_| sleep(false)));
+    }
+
+    #[test]
+    fn who_has_a_core_alone_seldom_yields_it() {
+        let (mut crowding, at) = at_peace();
+        let mut yields = |taken: u64| {
+            assert!(crowding.may_yield(at));
+            crowding.yielded(at, at + Duration::from_nanos(taken));
+            (0..).find(|_| crowding.may_yield(at))
+        };
+        assert_eq!([yields(300), yields(5000), yields(300)], [Some(u32::from(TURNS_ALONE)), Some(0), Some(3)]);
     }
 
     #[test]

@@ -178,6 +178,7 @@ impl Uring {
         if self.progress {
             self.progress = false;
             self.last_progress = self.now;
+            self.crowding.found_work();
         }
         self.files.take_finished(events);
         let spins = self.spins() || std::mem::take(&mut self.stay_awake);
@@ -191,6 +192,7 @@ impl Uring {
             }
         } else {
             self.streams.arm_hot(&mut self.ring)?;
+            self.crowding.falls_asleep();
             let sleep = self.next_due().map(|due| due.since(self.now));
             self.enter(sleep)?;
             self.read_clock();
@@ -213,7 +215,7 @@ impl Uring {
 
     /// Lets others on this core run, but for those who would keep it.
     fn yield_core(&mut self) {
-        if self.crowding.is_crowded(self.now) {
+        if !self.crowding.may_yield(self.now) {
             std::hint::spin_loop();
             return;
         }
@@ -362,7 +364,11 @@ impl Reactor for Uring {
     fn receive(&mut self, stream: StreamId, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let open = self.streams.open(stream)?;
         let room: usize = into.iter().map(|slice| slice.len()).sum();
-        let result = uninterrupted(|| (&open.socket).read_vectored(into));
+        // The plain calls are cheaper.
+        let result = uninterrupted(|| match &mut *into {
+            [one] => (&open.socket).read(one),
+            many => (&open.socket).read_vectored(many),
+        });
         let dry = match &result {
             Ok(received) => {
                 self.progress = true;
@@ -380,7 +386,11 @@ impl Reactor for Uring {
     fn send(&mut self, stream: StreamId, from: &[IoSlice<'_>]) -> io::Result<usize> {
         let open = self.streams.open(stream)?;
         // A closed peer is an error here, not a signal: Rust's start-up code ignores SIGPIPE.
-        match uninterrupted(|| (&open.socket).write_vectored(from)) {
+        let result = uninterrupted(|| match from {
+            [one] => (&open.socket).write(one),
+            many => (&open.socket).write_vectored(many),
+        });
+        match result {
             Ok(sent) => {
                 self.progress = true;
                 Ok(sent)
