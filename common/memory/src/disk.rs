@@ -156,8 +156,8 @@ impl Extent {
         self.range.len()
     }
 
-    /// Has the processor fetch the range, or the first [`PREFETCHED_BYTES`] of it, while the caller does something else: reading in no order waits for
-    /// memory otherwise.
+    /// Has the processor fetch the range, or as much of it as it would not see coming, while the caller does something else: reading in no order waits
+    /// for memory otherwise.
     pub fn prefetch(&self) {
         let end = self.range.end.min(self.range.start + PREFETCHED_BYTES);
         (self.range.start..end).step_by(LINE_BYTES).for_each(|at| prefetch_line(self.disk.address(at)));
