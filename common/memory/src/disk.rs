@@ -6,13 +6,16 @@
 //! * It is cut into stripes, each with a lock. The bytes of a stripe are read while its lock is held by readers, and changed while it is held by one writer:
 //!   so no copy races with another, and no slice of it outlives its guard.
 //!
-//! A lock is held for a copy of at most a stripe, or for a call that sends pieces of some ([`Extent`]). Two threads wait for each other only when they work on one stripe (or on two that share a lock) and one of
-//! them writes; a read sees each stripe's part of a write whole or not at all. What was never written, or was zeroed by whole pages, takes no memory.
+//! A lock is held for a copy of at most a stripe, or for a call that sends pieces of some ([`Extent`]). Two threads wait for each other only when they work
+//! on one stripe (or on two that share a lock) and one of them writes; a read sees each stripe's part of a write whole or not at all, and what is sent by
+//! pieces sees so much of each piece. Who sends may hold many locks and be in the kernel meanwhile: it waits for none while it holds one. What was never
+//! written, or was zeroed by whole pages, takes no memory.
 
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::slice;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
@@ -103,12 +106,6 @@ impl MemoryDisk {
         }
     }
 
-    /// A range that can be read where it lies; `None` when it is not on the disk as a whole, or not in one stripe.
-    pub fn extent(self: &Arc<Self>, offset: u64, len_bytes: usize) -> Option<Extent> {
-        let range = self.pieces(offset, len_bytes as u64).next().filter(|piece| piece.len() == len_bytes)?;
-        Some(Extent { disk: Arc::clone(self), range })
-    }
-
     fn address(&self, offset: usize) -> *mut u8 {
         self.memory.base().as_ptr().wrapping_add(offset)
     }
@@ -141,11 +138,37 @@ impl MemoryDisk {
     }
 }
 
+/// A disk as one thread has it. Its extents are counted by that thread alone, which can tell when it has none left.
+#[derive(Debug)]
+pub struct Holding(Rc<Held>);
+
+/// What a holding and its extents share.
+#[derive(Debug)]
+struct Held(Arc<MemoryDisk>);
+
+impl Holding {
+    /// A holding without extents.
+    pub fn new(disk: Arc<MemoryDisk>) -> Self {
+        Self(Rc::new(Held(disk)))
+    }
+
+    /// A range that can be read where it lies; `None` when it is not on the disk as a whole, or not in one stripe.
+    pub fn extent(&self, offset: u64, len_bytes: usize) -> Option<Extent> {
+        let range = self.0.0.pieces(offset, len_bytes as u64).next().filter(|piece| piece.len() == len_bytes)?;
+        Some(Extent { held: Rc::clone(&self.0), range })
+    }
+
+    /// Whether there are extents of it.
+    pub fn is_lent(&self) -> bool {
+        Rc::strong_count(&self.0) > 1
+    }
+}
+
 /// A range of a disk, to be read where it lies: for who hands the bytes on at once, such as to a socket. It keeps the disk, and its bytes may change
 /// until they are read.
 #[derive(Debug)]
 pub struct Extent {
-    disk: Arc<MemoryDisk>,
+    held: Rc<Held>,
     /// In one stripe.
     range: Range<usize>,
 }
@@ -160,7 +183,7 @@ impl Extent {
     /// for memory otherwise.
     pub fn prefetch(&self) {
         let end = self.range.end.min(self.range.start + PREFETCHED_BYTES);
-        (self.range.start..end).step_by(LINE_BYTES).for_each(|at| prefetch_line(self.disk.address(at)));
+        (self.range.start..end).step_by(LINE_BYTES).for_each(|at| prefetch_line(self.disk().address(at)));
     }
 
     /// Keeps a part of the range from being changed. Waits for who is changing it, and must therefore not be called by who holds another.
@@ -170,8 +193,8 @@ impl Extent {
     /// When the part is not within the range.
     pub fn read(&self, part: Range<usize>) -> Reading<'_> {
         let piece = self.piece(&part);
-        let lock = self.disk.lock_of(&piece).read().unwrap_or_else(PoisonError::into_inner);
-        Reading { disk: &self.disk, lock, piece }
+        let lock = self.disk().lock_of(&piece).read().unwrap_or_else(PoisonError::into_inner);
+        Reading { disk: self.disk(), lock, piece }
     }
 
     /// Like [`read`](Self::read), but does not wait: `None` when somebody changes the stripe, or waits for that.
@@ -181,12 +204,16 @@ impl Extent {
     /// When the part is not within the range.
     pub fn try_read(&self, part: Range<usize>) -> Option<Reading<'_>> {
         let piece = self.piece(&part);
-        let lock = match self.disk.lock_of(&piece).try_read() {
+        let lock = match self.disk().lock_of(&piece).try_read() {
             Ok(lock) => lock,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(Reading { disk: &self.disk, lock, piece })
+        Some(Reading { disk: self.disk(), lock, piece })
+    }
+
+    fn disk(&self) -> &MemoryDisk {
+        &self.held.0
     }
 
     fn piece(&self, part: &Range<usize>) -> Range<usize> {
@@ -308,18 +335,23 @@ mod tests {
 
     #[test]
     fn an_extent_lies_on_the_disk_and_in_one_stripe() {
-        let disk = Arc::new(MemoryDisk::new(STRIPE + 4096).unwrap());
+        let disk = Holding::new(Arc::new(MemoryDisk::new(STRIPE + 4096).unwrap()));
         assert_eq!(disk.extent(0, STRIPE_BYTES).map(|extent| extent.len_bytes()), Some(STRIPE_BYTES));
         assert_eq!(disk.extent(STRIPE, 4096).map(|extent| extent.len_bytes()), Some(4096));
         for (offset, len) in [(STRIPE - 1, 2), (STRIPE, 4097), (STRIPE + 4096, 1), (u64::MAX, 1), (0, usize::MAX), (0, 0)] {
             assert!(disk.extent(offset, len).is_none(), "{offset} {len}");
         }
+        let extent = disk.extent(0, 1);
+        assert!(disk.is_lent());
+        drop(extent);
+        assert!(!disk.is_lent());
     }
 
     #[test]
     fn what_is_read_where_it_lies_is_not_changed_meanwhile() {
         let disk = Arc::new(MemoryDisk::new(2 * STRIPE).unwrap());
-        let extent = disk.extent(4096, 8192).unwrap();
+        let holding = Holding::new(Arc::clone(&disk));
+        let (extent, other) = (holding.extent(4096, 8192).unwrap(), holding.extent(STRIPE, 1).unwrap());
         let reading = extent.read(4096..8192);
         let again = extent.try_read(0..4096).expect("it is only read");
         std::thread::scope(|scope| {
@@ -328,7 +360,7 @@ mod tests {
             while extent.try_read(0..1).is_some() {
                 std::thread::yield_now();
             }
-            assert!(disk.extent(STRIPE, 1).unwrap().try_read(0..1).is_some());
+            assert!(other.try_read(0..1).is_some());
             assert!(!writer.is_finished() && reading.iter().chain(&*again).all(|&byte| byte == 0));
             drop((reading, again));
         });
@@ -338,7 +370,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "is not within 4096 bytes")]
     fn a_part_beyond_an_extent_is_refused() {
-        drop(Arc::new(MemoryDisk::new(STRIPE).unwrap()).extent(0, 4096).unwrap().read(0..4097));
+        drop(Holding::new(Arc::new(MemoryDisk::new(STRIPE).unwrap())).extent(0, 4096).unwrap().read(0..4097));
     }
 
     #[test]

@@ -17,6 +17,6 @@ mod pool;
 mod reservation;
 mod streaming;
 
-pub use disk::{Extent, MemoryDisk, Reading};
+pub use disk::{Extent, Holding, MemoryDisk, Reading};
 pub use pool::{Buffer, ClassLayout, Layout, MAX_BUFFER_BYTES, PAGE_BYTES, Pool, PoolError};
 pub use reservation::Reservation;

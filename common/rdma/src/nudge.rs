@@ -2,7 +2,7 @@
 //!
 //! siw, the kernel's iWARP, answers the MPA Request of a peer first and takes the socket over for messages afterwards (`siw_accept`: `siw_send_mpareqrep`,
 //! then `siw_qp_socket_assoc`). What comes in between is told to nobody: `siw_cm_llp_data_ready` drops the news in this state, and nothing looks at the
-//! socket before more data come to it. A host sends Connect and waits for its answer, so both ends would wait for ever. Seen with every peer of siw, siw
+//! socket before more data come to it. A host sends Connect and waits for its answer, so both ends would wait for ever without this. Seen with every peer of siw, siw
 //! itself included, the more often the busier its processors are.
 //!
 //! More data is all that it needs, and iWARP has messages that nobody has to take note of: of zero bytes, so that no STag is looked at (RFC 5040, RDMA Write

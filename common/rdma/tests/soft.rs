@@ -7,7 +7,7 @@ mod support;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use godwit_memory::MemoryDisk;
+use godwit_memory::{Holding, MemoryDisk};
 use godwit_rdma::{Access, Completion, Disconnect, FpduSize, QpConfig, Remote, WorkId};
 use support::{HOST, Machines, Net, Pair, Rings, TARGET, config, on_both, pattern};
 
@@ -16,6 +16,7 @@ on_both!(
     a_region_that_is_revoked_while_it_is_read_ends_the_connection,
     a_region_that_is_revoked_between_writes_is_no_longer_reached,
     blocks_of_a_disk_that_change_while_they_are_sent_arrive_whole,
+    pieces_of_a_disk_of_all_lengths_arrive_in_their_places,
     a_disk_stays_until_what_is_sent_from_it_is_gone_and_no_longer,
     a_disk_is_not_sent_from_where_frames_end_within_blocks,
 );
@@ -122,7 +123,7 @@ const MIB: usize = 1 << 20;
 
 /// Has the target write a disk of 1 MiB to each region, and send a message behind that.
 fn write_disk_to<M: Machines>(pair: &mut Pair<M>, disk: &Arc<MemoryDisk>, regions: &[Remote]) {
-    let qp = pair.qps[TARGET];
+    let (qp, disk) = (pair.qps[TARGET], Holding::new(Arc::clone(disk)));
     for &to in regions {
         let extent = disk.extent(0, MIB).unwrap();
         pair.side(TARGET).fabric.post_write_extent(qp, extent, to).unwrap();
@@ -139,21 +140,26 @@ fn expose_to_writes<M: Machines>(pair: &mut Pair<M>, count: usize) -> Vec<Remote
     (0..count).map(|_| expose()).collect()
 }
 
+/// Turns until the host has the message behind what is written from the disk, of which each block consists of one byte, another in each turn.
+fn change_until_received<M: Machines>(pair: &mut Pair<M>, disk: &MemoryDisk) {
+    let has_arrived = |(_, completion): &_| matches!(completion, Completion::Received { .. });
+    for turn in 0..100_000_u32 {
+        disk.write_at(&vec![u8::try_from(turn % 251).unwrap() + 1; MIB], 0);
+        let more = pair.net.turn();
+        if pair.side(HOST).completions.iter().any(has_arrived) {
+            return;
+        }
+        assert!(more, "the message does not come");
+    }
+}
+
 fn blocks_of_a_disk_that_change_while_they_are_sent_arrive_whole<M: Machines>(seed: u64) {
     for crc in [true, false] {
         let pair = &mut Pair::<M>::greeted(seed, &QpConfig { crc, ..config() });
         let disk = Arc::new(MemoryDisk::new(MIB as u64).unwrap());
         let regions = expose_to_writes(pair, 7);
         write_disk_to(pair, &disk, &regions);
-        let has_arrived = |(_, completion): &_| matches!(completion, Completion::Received { .. });
-        for turn in 0..100_000_u32 {
-            // From the first turn on, each block consists of one byte, another at each turn.
-            disk.write_at(&vec![u8::try_from(turn % 251).unwrap() + 1; MIB], 0);
-            assert!(pair.net.turn() || pair.side(HOST).completions.iter().any(has_arrived));
-            if pair.side(HOST).completions.iter().any(has_arrived) {
-                break;
-            }
-        }
+        change_until_received(pair, &disk);
         let mut seen = HashSet::new();
         for region in regions {
             for block in pair.revoke(HOST, region.rkey).chunks(4096) {
@@ -162,6 +168,39 @@ fn blocks_of_a_disk_that_change_while_they_are_sent_arrive_whole<M: Machines>(se
             }
         }
         assert!(seen.len() > 1 && !seen.contains(&0), "it was all sent in one turn: {seen:?}");
+    }
+}
+
+fn pieces_of_a_disk_of_all_lengths_arrive_in_their_places<M: Machines>(seed: u64) {
+    let lengths = [512, 4096, 12_288, 15_872, 16_384, 20_480, 65_536, 131_072];
+    for crc in [true, false] {
+        let pair = &mut Pair::<M>::greeted(seed, &QpConfig { crc, ..config() });
+        let disk = Arc::new(MemoryDisk::new(MIB as u64).unwrap());
+        let (qp, holding) = (pair.qps[TARGET], Holding::new(Arc::clone(&disk)));
+        let regions = expose_to_writes(pair, 2);
+        let mut places = Vec::new();
+        for region in &regions {
+            let mut at = 0;
+            for len in lengths.into_iter().cycle() {
+                if at + len > MIB {
+                    break;
+                }
+                let to = Remote { rkey: region.rkey, address: region.address + at as u64 };
+                pair.side(TARGET).fabric.post_write_extent(qp, holding.extent(0, len).unwrap(), to).unwrap();
+                places.push((region.rkey, at, len));
+                at += len;
+            }
+        }
+        pair.send(TARGET, WorkId(1), &[0; 16], None, None);
+        change_until_received(pair, &disk);
+        for region in regions {
+            let buffer = pair.revoke(HOST, region.rkey);
+            for &(_, at, len) in places.iter().filter(|(rkey, ..)| *rkey == region.rkey) {
+                let is_whole = |block: &[u8]| block[0] > 0 && block.iter().all(|&byte| byte == block[0]);
+                assert!(buffer[at..at + len].chunks(4096).all(is_whole), "{len} bytes at {at}");
+            }
+        }
+        assert!(!holding.is_lent());
     }
 }
 
@@ -194,7 +233,7 @@ fn a_disk_stays_until_what_is_sent_from_it_is_gone_and_no_longer<M: Machines>(se
 
 fn a_disk_is_not_sent_from_where_frames_end_within_blocks<M: Machines>(seed: u64) {
     let pair = &mut Pair::<M>::greeted(seed, &QpConfig { fpdu: FpduSize::Segment, ..config() });
-    let disk = Arc::new(MemoryDisk::new(MIB as u64).unwrap());
+    let disk = Holding::new(Arc::new(MemoryDisk::new(MIB as u64).unwrap()));
     let region = expose_to_writes(pair, 1)[0];
     let (qp, extent) = (pair.qps[TARGET], disk.extent(0, 4096).unwrap());
     assert!(pair.side(TARGET).fabric.post_write_extent(qp, extent, region).is_err());

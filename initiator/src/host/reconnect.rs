@@ -18,7 +18,7 @@ const BUSY_DELAY: Duration = Duration::from_secs(1);
 pub(crate) const BUSY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often a first attach begins anew when the peer ended the connection without a word. A target that restarts does that, and siw, the kernel's iWARP, to a
-/// peer whose first message it missed; or it lets that message lie, and says nothing.
+/// peer whose first message it missed.
 pub(crate) const TORN_ATTEMPTS: u32 = 3;
 
 /// The most that the first attempt after a loss is put off.

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use godwit_memory::{Buffer, Extent, MemoryDisk, PAGE_BYTES};
+use godwit_memory::{Buffer, Extent, Holding, PAGE_BYTES};
 use godwit_reactor::{AllocateMode, FileDone, FileId, FileOp, Reactor, Token};
 
 use super::store::Shared;
@@ -35,7 +35,7 @@ pub struct Attached {
     shared: Arc<Shared>,
     file: FileId,
     /// What the store is, if that is memory.
-    memory: Option<Arc<MemoryDisk>>,
+    memory: Option<Holding>,
     zeroes: RefCell<Zeroes>,
 }
 
@@ -142,7 +142,7 @@ impl Attached {
         store: Attachable<R::File>,
         mut buffer: Buffer,
     ) -> Result<Self, (io::Error, Buffer)> {
-        let memory = R::memory(&store.file).cloned();
+        let memory = R::memory(&store.file).map(|disk| Holding::new(Arc::clone(disk)));
         let file = match reactor.register_file(store.file) {
             Ok(file) => file,
             Err(error) => return Err((error, buffer)),
@@ -152,7 +152,8 @@ impl Attached {
         Ok(Self { shared: store.shared, file, memory, zeroes: RefCell::new(zeroes) })
     }
 
-    /// Ends this thread's access, and gives the buffer back that zeroes were written from. Call it when no job is under way.
+    /// Ends this thread's access, and gives the buffer back that zeroes were written from. Call it when no job is under way, and nothing is
+    /// [lent](Self::is_lent).
     pub fn detach<R: Reactor>(self, reactor: &mut R) -> Option<Buffer> {
         reactor.unregister_file(self.file);
         self.zeroes.into_inner().buffer
@@ -167,6 +168,11 @@ impl Attached {
         let Some(memory) = &self.memory else { return Ok(None) };
         self.admit_range(offset, len as u64)?;
         Ok(memory.extent(offset, len))
+    }
+
+    /// Whether what was read where it lies is still to be sent.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.memory.as_ref().is_some_and(Holding::is_lent)
     }
 
     /// Starts an operation. It may end at once, without an event.

@@ -77,11 +77,15 @@ impl<R: Reactor> Worker<R> {
         }
     }
 
-    /// Lets stores go that no command names any more, and looks again later for the others.
+    fn is_used(&self, store: usize) -> bool {
+        self.queues.iter().any(|(_, queue)| queue.slots.uses(store))
+            || self.places.get(store).and_then(Option::as_ref).is_some_and(|place| place.attached.is_lent())
+    }
+
+    /// Lets stores go that no command names any more and nothing is sent from, and looks again later for the others.
     pub(super) fn let_go(&mut self, ctx: &mut Context<'_, R>) {
-        let (staying, going): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaving)
-            .into_iter()
-            .partition(|(number, _)| self.queues.iter().any(|(_, queue)| queue.slots.uses(*number)));
+        let (staying, going): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.leaving).into_iter().partition(|(number, _)| self.is_used(*number));
         for (number, done) in going {
             if let Some(place) = self.places.get_mut(number).and_then(Option::take) {
                 self.spare.extend(place.attached.detach(ctx.reactor));

@@ -135,6 +135,20 @@ fn a_read_of_memory_needs_no_buffer_and_does_not_stand_in_line() {
 }
 
 #[test]
+fn a_store_is_not_let_go_while_what_was_read_of_it_is_still_to_be_sent() {
+    let mut bench = Bench::new(64);
+    let lent = place(&bench.worker.places, 0).attached.extent(0, 4096).unwrap().expect("memory is read in place");
+    let (done, answer) = mpsc::channel();
+    bench.worker.leaving.push((0, done));
+    let mut ctx = Context { reactor: &mut bench.ring, fabric: &mut bench.fabric };
+    bench.worker.let_go(&mut ctx);
+    assert!(answer.try_recv().is_err());
+    drop(lent);
+    bench.worker.let_go(&mut ctx);
+    assert_eq!(answer.try_recv(), Ok(Ok(())));
+}
+
+#[test]
 fn no_command_of_a_dying_association_starts() {
     let mut bench = Bench::new(64);
     let association = bench.association();

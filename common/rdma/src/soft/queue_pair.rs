@@ -39,6 +39,8 @@ pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// FPDU payload for peers that take any size: whole blocks of any disk.
 const LARGE_FPDU_BYTES: usize = 60 << 10;
 
+const _: () = assert!(LARGE_FPDU_BYTES.is_multiple_of(4096), "no block is in two frames");
+
 /// Segment size to assume where TCP does not tell one.
 const FALLBACK_SEGMENT_BYTES: usize = 1448;
 
@@ -183,8 +185,8 @@ impl QueuePair {
         if !connection.received().is_empty() || self.nudges == 0 {
             return false;
         }
+        self.nudges -= 1;
         if !connection.sent().is_empty() {
-            self.nudges -= 1;
             connection.post_empty_write();
         }
         true

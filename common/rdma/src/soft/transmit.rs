@@ -14,10 +14,10 @@
 //!
 //! * such a frame gets its CRC when a call takes it, under the same lock; one that did not leave gets another at the next call. A long payload is sent first
 //!   and summed up then, for the call has just fetched it, and its trailer goes with the next call;
-//! * of the frame in which a call ends, the rest is copied before the lock is given up. A frame of which a byte has left does not change any more.
+//! * of the frame in whose payload a call ends, the rest is copied before the lock is given up. A payload of which a byte has left does not change any more.
 //!
-//! Each frame is therefore sent as it was at one moment between the posting and the response behind it. Frames end at multiples of 4 KiB, so that no
-//! block of a disk is in two of them, and the peer never gets half a write to a block.
+//! Each frame is therefore sent as it was at one moment between the posting and the response behind it. Frames end at multiples of 4 KiB, and a
+//! target's blocks are no longer, so that none is in two of them, and the peer never gets half a write to a block.
 //!
 //! A call waits for a lock only while it has none (two threads could wait for each other): it takes what frames it gets locks for at once, and waits for
 //! that of the first.
@@ -131,6 +131,8 @@ pub(super) struct Transmit {
     queued_bytes: usize,
     /// Frames whose payload lies on a disk.
     on_disks: usize,
+    /// The last call took less than it was offered: the next one is offered one frame, for nothing is to be locked and summed up in vain.
+    is_tight: bool,
     /// The payload of the first frame, if that is [`Body::Rest`].
     rest: Vec<u8>,
     /// How much of the first frame is gone.
@@ -177,7 +179,10 @@ impl Transmit {
                 return Sent::All;
             }
             match self.call(reactor, stream, payload) {
-                Ok(sent) => self.advance(sent, payload, done),
+                Ok((sent, offered)) => {
+                    self.is_tight = sent < offered;
+                    self.advance(sent, payload, done);
+                }
                 Err(Unsent::RegionGone) => return Sent::Failed(region_gone()),
                 Err(Unsent::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.blocked = true;
@@ -247,8 +252,8 @@ impl Transmit {
         Some(())
     }
 
-    /// Sends as much as one call takes; how many bytes those are.
-    fn call<R: Reactor>(&mut self, reactor: &mut R, stream: StreamId, payload: &Payload) -> Result<usize, Unsent> {
+    /// Sends as much as one call takes; how many bytes those are, of how many.
+    fn call<R: Reactor>(&mut self, reactor: &mut R, stream: StreamId, payload: &Payload) -> Result<(usize, usize), Unsent> {
         let mut readings = Readings::new();
         let Taken { frames: count, is_open } =
             if self.on_disks > 0 { self.lock(payload, &mut readings)? } else { Taken { frames: self.frames.len(), is_open: false } };
@@ -279,11 +284,13 @@ impl Transmit {
             run = 0..0;
         }
         slices.add(&self.copied[run]);
-        let sent = reactor.send(stream, &slices.slices[..slices.count]).map_err(Unsent::Socket)?;
+        let slices = &slices.slices[..slices.count];
+        let offered = slices.iter().map(|slice| slice.len()).sum();
+        let sent = reactor.send(stream, slices).map_err(Unsent::Socket)?;
         if self.on_disks > 0 {
             self.settle(self.sent_of_first + sent, &readings);
         }
-        Ok(sent)
+        Ok((sent, offered))
     }
 
     /// Locks what the first frames send from disks, and puts their checksums behind it. Returns what a call may take.
@@ -311,6 +318,9 @@ impl Transmit {
                 readings.push(reading);
             }
             at = behind + frame.behind;
+            if self.is_tight {
+                return Ok(Taken { frames: number + 1, is_open: false });
+            }
         }
         Ok(Taken { frames: self.frames.len(), is_open: false })
     }
@@ -355,7 +365,12 @@ impl Transmit {
             self.sent_of_first -= len;
             self.queued_bytes -= len;
             self.start += frame.before + frame.behind;
-            self.on_disks -= usize::from(matches!(frame.body, Body::Extent { .. }));
+            match frame.body {
+                Body::Extent { .. } => self.on_disks -= 1,
+                // Seldom needed: it is not kept for a connection that was slow once.
+                Body::Rest { .. } => self.rest = Vec::new(),
+                _ => {}
+            }
             if let Some(key) = frame.completes {
                 match payload.works.remove(key) {
                     Work::Send { id, data, .. } => done.push_back(Completion::SendDone { id, data }),
@@ -385,7 +400,7 @@ impl Transmit {
             return;
         }
         while !self.frames.is_empty() {
-            let Ok(sent) = self.call(reactor, stream, payload) else { return };
+            let Ok((sent, _)) = self.call(reactor, stream, payload) else { return };
             self.advance(sent, payload, done);
         }
     }

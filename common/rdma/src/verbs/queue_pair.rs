@@ -142,9 +142,11 @@ pub(super) struct QueuePair {
     pub(super) deadline: Option<TimerId>,
     /// The timer of the next nudge.
     pub(super) nudge: Option<TimerId>,
-    /// What a nudge is here, if there is any; how many there may be; whether the device still has one.
+    /// What a nudge is here, if there is any.
     nudge_by: Option<Nudge>,
+    /// How often it is still looked whether one is needed.
     nudges: u8,
+    /// The device still has one.
     nudging: bool,
     hardware: Option<Hardware>,
     config: QpConfig,
@@ -333,8 +335,8 @@ impl QueuePair {
         }
         // Who connected has nothing to be missed before it has sent something.
         let silent = by == Nudge::Write && self.oldest == 0 && self.works.len() == self.unsent;
+        self.nudges -= 1;
         if !self.nudging && !silent {
-            self.nudges -= 1;
             match self.post_nudge(hardware, by) {
                 Ok(()) => self.nudging = true,
                 Err(error) => self.fail(Some(Disconnect::Lost(error.into()))),
