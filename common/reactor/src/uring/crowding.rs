@@ -1,7 +1,7 @@
 //! Whether others want the core of a thread that spins, for work of their own.
 //!
-//! Such a thread yields between its turns. A yield that takes long gave the core to someone who has much to do. One alone shows nothing: somebody passed, or the
-//! hypervisor took the core. But where they come one after the other the thread had better not yield, since it waits for a whole slice of time each time it
+//! Such a thread yields between its turns, but seldom where nobody takes the core. A yield that takes long gave it to someone who has much to do. One alone
+//! shows nothing: somebody passed, or the hypervisor took the core. But where they come one after the other the thread had better not yield, since it waits for a whole slice of time each time it
 //! does: it keeps the core for as long as a peer that spins on another core takes to answer, then sleeps, for the scheduler prefers who wakes up to who has
 //! been running all the time. Where no answer comes in that time, as from a peer that has to wait for a core itself, it sleeps at once. After a while it looks
 //! again.
@@ -13,7 +13,7 @@ use crate::Time;
 /// A yield that takes longer than this is a long one.
 const LONG: Duration = Duration::from_micros(500);
 
-/// A yield that takes no longer than this gave the core to nobody...
+/// A yield that takes less than this gave the core to nobody...
 const VAIN: Duration = Duration::from_micros(1);
 
 /// ...and is not tried again for so many turns: it takes as long as a look at a stream.
@@ -74,9 +74,12 @@ impl Crowding {
         }
     }
 
-    /// There was none for as long as it looked.
+    /// There was none for as long as it looked, if it has done so since it slept last.
     pub(super) fn falls_asleep(&mut self) {
-        self.slept = true;
+        // Who was woken for nothing, as by a timer, has not looked.
+        if std::mem::replace(&mut self.slept, true) {
+            return;
+        }
         match self.at_once.checked_sub(1) {
             Some(left) => self.at_once = left,
             None => {

@@ -5,7 +5,7 @@
 //! Streams are read and written by plain non-blocking calls, which at depth 1 beats a submission per message. A stream that ran dry is *hot*: each
 //! turn offers it for another try. Once no stream made progress for the [`PollBudget`], the hot ones are armed in the ring (`POLL_ADD`, one shot,
 //! which looks at the socket when armed, so nothing is missed) and the thread sleeps in `io_uring_enter`. A busy stream therefore costs no ring
-//! operation, an idle one no processor time. Between fruitless turns the thread yields, for it may share its core with its peer; where
+//! operation, an idle one no processor time. Between fruitless turns the thread yields if anybody takes the core, for it may share that with its peer; where
 //! others want the core for work of their own it spins for a moment only, and keeps the core until it sleeps (see [`crowding`]).
 //!
 //! # Why file buffers are safe
@@ -188,7 +188,7 @@ impl Uring {
             if !self.ring.submission().is_empty() {
                 self.enter(Some(Duration::ZERO))?;
             } else if events.is_empty() && !self.streams.has_ready() && !due {
-                self.yield_core();
+                self.yield_core()?;
             }
         } else {
             self.streams.arm_hot(&mut self.ring)?;
@@ -213,16 +213,16 @@ impl Uring {
         self.now.since(self.last_progress) < self.crowding.budget(self.now, self.poll)
     }
 
-    /// Lets others on this core run, but for those who would keep it.
-    fn yield_core(&mut self) {
+    /// Lets others on this core run, if there are any, but for those who would keep it. Also has the ring do its work, as any system call does.
+    fn yield_core(&mut self) -> io::Result<()> {
         if !self.crowding.may_yield(self.now) {
-            std::hint::spin_loop();
-            return;
+            return if self.ring.submission().taskrun() { self.enter(Some(Duration::ZERO)) } else { Ok(()) };
         }
         std::thread::yield_now();
         let before = self.now;
         self.read_clock();
         self.crowding.yielded(before, self.now);
+        Ok(())
     }
 
     fn read_clock(&mut self) {
@@ -294,7 +294,6 @@ impl Uring {
     }
 }
 
-/// Repeats a call that a signal interrupted.
 /// The time of the machine, which is the same on all threads.
 fn monotonic() -> Time {
     // It cannot fail: Linux has this clock.
@@ -302,6 +301,7 @@ fn monotonic() -> Time {
     Time::from_nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
+/// Repeats a call that a signal interrupted.
 fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
