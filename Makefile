@@ -47,8 +47,8 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),-- --include-ignored)
 
 # How many guests run at a time. One has two processors, and mostly uses one of them.
 LAB_GUESTS ?= 3
-# What of the lab every change has to pass; the rest takes as long again, and is for `make lab`. siw, where it accepts a connection, now and then misses the
-# first message that it gets, whoever sends it: cases where it is the target's device are left out.
+# What of the lab every change has to pass; the rest takes as long again, and is for `make lab`. So are the cells of the matrix where siw is the target's device:
+# it misses first messages there (see common/rdma/src/nudge.rs), and what wakes it comes late on a machine whose guests wait for each other.
 LAB_GATE := driver:: provider:: matrix:: durability:: attach::a_volume_is_a_disk
 LAB_GATE += $(addprefix --skip ,on_siw_uses_our_rdma uses_linux_target_on_siw uses_linux_6_1_target_on_siw uses_our_rdma_target_on_siw from_our_iwarp_to_siw)
 LAB = RUST_TEST_THREADS=$(LAB_GUESTS) $(CARGO) test --locked --no-fail-fast --release -p godwit-tests --test lab

@@ -53,7 +53,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub rate: Option<u64>,
 
-    /// Offer requests of a rate so many at a time, each queue for itself, instead of one by one at even distances
+    /// Offer requests of a rate so many at a time, each queue for itself, instead of one by one at even distances; those beyond the depth wait
     #[arg(long, value_name = "N", default_value_t = 1, requires = "rate", value_parser = clap::value_parser!(u16).range(1..=1023))]
     pub burst: u16,
 

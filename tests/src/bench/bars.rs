@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::case::{AT_A_RATE, Case, LARGE_READ, LARGE_WRITE, READ_1, READ_32, READ_128, WRITE_32, WRITE_128};
+use super::case::{AT_A_RATE, AT_AN_EVEN_RATE, Case, LARGE_READ, LARGE_WRITE, READ_1, READ_32, READ_128, WRITE_32, WRITE_128};
 use super::gauge::{self, Gauge};
 use super::sample::{Figure, Samples, Section, Spread};
 
@@ -96,7 +96,7 @@ const NBDKIT_TWO_HOPS: &[&str] = &["nbdkit-2hop-memory"];
 const NBDKIT_TCP: &[&str] = &["nbdkit-tcp-memory"];
 
 /// Every bar, in the order in which they are printed.
-pub const BARS: [Bar; 32] = [
+pub const BARS: [Bar; 33] = [
     direct(SPDK, READ_1, Figure::Mean, Enough::AtMost(0.9)),
     direct(SPDK, READ_32, Figure::Iops, Enough::AtLeast(1.2)),
     direct(SPDK, READ_128, Figure::Iops, Enough::AtLeast(1.25)),
@@ -105,6 +105,7 @@ pub const BARS: [Bar; 32] = [
     direct(SPDK, LARGE_READ, Figure::Bytes, Enough::AtLeast(1.1)),
     direct(SPDK, LARGE_WRITE, Figure::Bytes, Enough::AtLeast(1.1)),
     direct(SPDK, AT_A_RATE, Figure::Cpu, Enough::AtMost(0.3)),
+    direct(SPDK, AT_AN_EVEN_RATE, Figure::Cpu, Enough::AtMost(0.3)),
     direct(FLOOR, READ_1, Figure::Mean, Enough::AtMost(1.2)),
     direct(FLOOR, READ_32, Figure::Iops, Enough::AtLeast(0.85)),
     direct(FLOOR, READ_128, Figure::Iops, Enough::AtLeast(0.85)),

@@ -52,8 +52,8 @@ impl Case {
         let size = if self.block_bytes < 1024 { self.block_bytes.to_string() } else { format!("{}k", self.block_bytes / 1024) };
         let rate = match self.rate {
             None => String::new(),
-            Some(Rate { per_second, burst: 1 }) => format!(" at {per_second}/s evenly"),
-            Some(Rate { per_second, .. }) => format!(" at {per_second}/s"),
+            Some(Rate { per_second, burst: 1 }) => format!(" at {per_second}/s"),
+            Some(Rate { per_second, burst }) => format!(" at {per_second}/s by {burst}"),
         };
         format!("{size} {} q{}{rate}", self.pattern, self.depth)
     }
@@ -113,8 +113,8 @@ mod tests {
         }
         assert_eq!(AT_A_RATE.to_string(), "4 KiB random read, depth 32, 20000 requests a second, 20 at a time");
         assert_eq!(AT_AN_EVEN_RATE.to_string(), "4 KiB random read, depth 32, 20000 requests a second, evenly");
-        assert_eq!(AT_AN_EVEN_RATE.short(), "4k randread q32 at 20000/s evenly");
-        assert_eq!((LARGE_WRITE.short(), AT_A_RATE.short()), ("128k write q8".to_owned(), "4k randread q32 at 20000/s".to_owned()));
+        assert_eq!(AT_AN_EVEN_RATE.short(), "4k randread q32 at 20000/s");
+        assert_eq!((LARGE_WRITE.short(), AT_A_RATE.short()), ("128k write q8".to_owned(), "4k randread q32 at 20000/s by 20".to_owned()));
         assert_eq!(Case::new("read", 512, 1).short(), "512 read q1");
     }
 }

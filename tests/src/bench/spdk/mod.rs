@@ -1,8 +1,8 @@
 //! SPDK, where the machine has a build of it: its target over NVMe/TCP on one core, driven by its own `spdk_nvme_perf` on another.
 //!
 //! Both spin for as long as they run, so the target is stopped (as SIGSTOP does) while others are measured. A rate is offered by a limit on the
-//! block device, for perf has none, which lets the requests of a millisecond through together; processor time is then that of both processes between two
-//! looks while perf works.
+//! block device, for perf has none: it lets the requests of a millisecond through together, so there is no other pace for SPDK. Processor time is then
+//! that of both processes between two looks while perf works.
 
 mod perf;
 
@@ -30,6 +30,12 @@ const PERF_MIB: u64 = 512;
 const LIMITED_BYTES: u64 = 64 << 20;
 
 const BLOCK_BYTES: u64 = 4096;
+
+/// Requests a second of the volume whose rate is limited.
+const LIMIT: Option<u64> = match AT_A_RATE.rate {
+    Some(rate) => Some(rate.per_second),
+    None => None,
+};
 
 /// How much longer than its time a run may take: it starts slowly.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -102,7 +108,7 @@ impl Spdk {
 
     fn measure(&self, case: &Case, time: Duration, stop: &AtomicBool) -> Result<Figures, ContestError> {
         // A second more where processor time is looked at, for the looks have to be within.
-        let seconds = time.as_secs().max(1) + u64::from(case.rate.is_some());
+        let seconds = (time + Duration::from_millis(999)).as_secs().max(1) + u64::from(case.rate.is_some());
         let mut process = Process::try_start(&mut self.perf(case, seconds)).map_err(|error| ContestError::of(&error))?;
         let burnt = if case.rate.is_some() { Some(self.watch(&mut process, time, stop)?) } else { None };
         let said = finish(&mut process, Duration::from_secs(seconds) + PATIENCE, stop)?;
@@ -146,7 +152,7 @@ impl Contestant for Spdk {
     }
 
     fn takes(&self, case: &Case) -> bool {
-        case.rate.is_none() || case.rate == AT_A_RATE.rate
+        case.rate.is_none_or(|rate| Some(rate.per_second) == LIMIT)
     }
 
     fn run(&mut self, case: &Case, time: Duration, stop: &AtomicBool) -> Result<Figures, ContestError> {
@@ -170,7 +176,7 @@ fn mask(core: usize) -> String {
 
 fn configuration(volumes: &[Volume; 2], size_bytes: u64) -> Value {
     let disk = |name: &str, bytes: u64| json!({ "method": "bdev_malloc_create", "params": { "name": name, "num_blocks": bytes / BLOCK_BYTES, "block_size": BLOCK_BYTES } });
-    let limit = json!({ "method": "bdev_set_qos_limit", "params": { "name": "Malloc1", "rw_ios_per_sec": AT_A_RATE.rate.map(|rate| rate.per_second) } });
+    let limit = json!({ "method": "bdev_set_qos_limit", "params": { "name": "Malloc1", "rw_ios_per_sec": LIMIT } });
     let mut fabric = vec![json!({ "method": "nvmf_create_transport", "params": { "trtype": "TCP" } })];
     for (Volume { nqn, port }, (number, disk)) in volumes.iter().zip([(0, "Malloc0"), (1, "Malloc1")]) {
         let serial = format!("SPDK{number}");
