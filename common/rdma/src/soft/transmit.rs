@@ -46,7 +46,7 @@ const CALLS_PER_TURN: usize = 16;
 /// Bytes that are put into frames ahead of the socket: more would only age in the queue.
 const BYTES_AHEAD: usize = 1 << 20;
 
-/// The longest frame that is copied as a whole.
+/// The longest frame that is copied as a whole, unless its payload lies on a disk.
 const COPY_BYTES: usize = 192;
 
 /// Bytes of disks that one call takes, if it takes more than one frame: their locks are held meanwhile.
