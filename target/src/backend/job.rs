@@ -153,7 +153,7 @@ impl Attached {
     }
 
     /// Ends this thread's access, and gives the buffer back that zeroes were written from. Call it when no job is under way, and nothing is
-    /// [lent](Self::is_lent).
+    /// lent any more.
     pub fn detach<R: Reactor>(self, reactor: &mut R) -> Option<Buffer> {
         reactor.unregister_file(self.file);
         self.zeroes.into_inner().buffer
