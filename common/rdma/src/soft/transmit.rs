@@ -119,6 +119,12 @@ impl Frame {
     fn len(&self) -> usize {
         self.before + self.body.len() + self.behind
     }
+
+    /// Puts the checksum of a payload from a disk behind it; `copied` begins with the frame's own bytes.
+    fn sum_up(&self, copied: &mut [u8], payload: &[u8]) {
+        let trailer = Trailer::with_crc(&copied[..self.before], [payload]);
+        copied[self.before..self.before + self.behind].copy_from_slice(trailer.as_ref());
+    }
 }
 
 /// Frames that were put together and not yet sent whole.
@@ -298,7 +304,6 @@ impl Transmit {
         let mut locked_bytes = 0;
         let mut at = self.start;
         for (number, frame) in self.frames.iter().enumerate() {
-            let behind = at + frame.before;
             if let Body::Extent { key, offset, len, crc } = frame.body {
                 let Some(Work::WriteExtent { extent }) = payload.works.get(key) else { return Err(Unsent::RegionGone) };
                 let part = offset..offset + len;
@@ -311,13 +316,12 @@ impl Transmit {
                     return Ok(Taken { frames: number + 1, is_open: true });
                 }
                 if crc {
-                    let trailer = Trailer::with_crc(&self.copied[at..behind], [&*reading]);
-                    self.copied[behind..behind + frame.behind].copy_from_slice(trailer.as_ref());
+                    frame.sum_up(&mut self.copied[at..], &reading);
                 }
                 locked_bytes += len;
                 readings.push(reading);
             }
-            at = behind + frame.behind;
+            at += frame.before + frame.behind;
             if self.is_tight {
                 return Ok(Taken { frames: number + 1, is_open: false });
             }
@@ -338,9 +342,7 @@ impl Transmit {
             }
             let Some(reading) = reading.filter(|_| sent > frame.before) else { return };
             if frame.body.is_summed_up_later() {
-                let behind = at + frame.before;
-                let trailer = Trailer::with_crc(&self.copied[at..behind], [&**reading]);
-                self.copied[behind..behind + frame.behind].copy_from_slice(trailer.as_ref());
+                frame.sum_up(&mut self.copied[at..], reading);
             }
             let len = reading.len();
             frame.body = if sent < frame.before + len {
