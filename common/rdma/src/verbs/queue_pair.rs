@@ -41,8 +41,8 @@ use crate::{Access, Completion, Disconnect, Header, PrivateData, QpConfig, QpId,
 /// Completions of sends are told by number, modulo this; far more than can be posted.
 const NUMBERS: u32 = 1 << 22;
 
-/// In the name of a work request: it is a nudge, and nobody waits for its completion.
-const NUDGE: u64 = 1 << 22;
+/// In the name of a work request, above its number: it is a nudge, and nobody waits for its completion.
+const IS_NUDGE: u64 = NUMBERS as u64;
 
 /// Where a queue pair is in its life.
 #[derive(Debug)]
@@ -350,7 +350,7 @@ impl QueuePair {
         let mut entry = sys::ibv_sge { addr: hardware.ring.message(0), length: 0, lkey: hardware.ring.lkey() };
         // SAFETY: zeroes are a valid work request.
         let mut request: sys::ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
-        request.wr_id = self.work_name(false, 0) | NUDGE;
+        request.wr_id = self.work_name(false, 0) | IS_NUDGE;
         request.sg_list = &raw mut entry;
         request.num_sge = 1;
         request.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -610,7 +610,7 @@ impl QueuePair {
             self.may_send = true;
             self.heard = true;
             self.arrived.push_back(Arrived { slot, len, invalidated });
-        } else if entry.wr_id & NUDGE != 0 {
+        } else if entry.wr_id & IS_NUDGE != 0 {
             self.nudging = false;
             return false;
         } else {
