@@ -180,8 +180,10 @@ impl Slots {
     pub(crate) fn take(&mut self, sqe: &Sqe) -> Option<u16> {
         let index = self.free.pop()?;
         let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.key_to_invalidate()).map(|key| Rkey(key.get()));
-        self.slots[usize::from(index)] =
-            Slot { cid: sqe.cid(), invalidate, nsid: sqe.nsid(), lba: sqe.io_range().blocks.start, work: Work::Starting };
+        let slot = &mut self.slots[usize::from(index)];
+        // Field by field: work that there is none of is not to be moved.
+        (slot.cid, slot.invalidate, slot.nsid, slot.lba) = (sqe.cid(), invalidate, sqe.nsid(), sqe.io_range().blocks.start);
+        slot.work = Work::Starting;
         self.tell_in_flight();
         Some(index)
     }
@@ -199,14 +201,15 @@ impl Slots {
         self.slots.get(usize::from(index))
     }
 
-    /// Frees a slot; its command has been answered, or never will be.
-    pub(crate) fn release(&mut self, index: u16) -> Slot {
-        let empty = Slot { cid: Cid::new(0), invalidate: None, nsid: Nsid::NONE, lba: Lba::new(0), work: Work::Free };
-        let slot = std::mem::replace(&mut self.slots[usize::from(index)], empty);
+    /// Frees a slot; its command has been answered, or never will be. Returns what the answer names.
+    pub(crate) fn release(&mut self, index: u16) -> (Cid, Option<Rkey>) {
+        let slot = &mut self.slots[usize::from(index)];
         assert!(!matches!(slot.work, Work::Free), "a slot is freed once");
+        slot.work = Work::Free;
+        let named = (slot.cid, slot.invalidate);
         self.free.push(index);
         self.tell_in_flight();
-        slot
+        named
     }
 
     /// Frees every slot whose command is not in a backend.
@@ -436,7 +439,7 @@ mod tests {
         let (a, b) = (slots.take(&sqe).unwrap(), slots.take(&sqe).unwrap());
         assert_ne!(a, b);
         assert_eq!(slots.take(&sqe), None);
-        assert_eq!(slots.release(a).cid, Cid::new(5));
+        assert_eq!(slots.release(a), (Cid::new(5), None));
         assert_eq!(slots.take(&sqe), Some(a));
         assert_eq!(slots.in_use(), 2);
     }

@@ -133,7 +133,7 @@ impl<R: Reactor> Worker<R> {
         if self.is_stopping() {
             return;
         }
-        let Ok(sqe) = Sqe::read_from(sqe) else { return self.violated(ctx, index, "its command capsule is too short") };
+        let Ok(sqe) = Sqe::ref_from(sqe) else { return self.violated(ctx, index, "its command capsule is too short") };
         if !self.is_in_time(ctx, index) {
             return;
         }
@@ -141,21 +141,21 @@ impl<R: Reactor> Worker<R> {
         if matches!(queue.phase, Phase::Closed(_) | Phase::Requested) {
             return;
         }
-        let slot = if queue.is_overrun() { None } else { queue.slots.take(&sqe) };
+        let slot = if queue.is_overrun() { None } else { queue.slots.take(sqe) };
         let Some(slot) = slot else {
             let reason = format!("it has more than {} commands outstanding", queue.depth());
             return self.violated(ctx, index, &reason);
         };
         match &queue.phase {
-            Phase::Io(_) => self.on_io_command(ctx, index, slot, &sqe, data),
+            Phase::Io(_) => self.on_io_command(ctx, index, slot, sqe, data),
             Phase::Admin(_) => {
                 if let Some(data) = data {
                     // No admin command that we know brings data.
                     queue.give_back(data);
                 }
-                self.on_admin_command(ctx, index, slot, &sqe);
+                self.on_admin_command(ctx, index, slot, sqe);
             }
-            _ => self.on_first_command(ctx, index, slot, &sqe, data),
+            _ => self.on_first_command(ctx, index, slot, sqe, data),
         }
     }
 

@@ -441,13 +441,13 @@ impl<R: Reactor> Worker<R> {
     /// Answers a command and frees its slot. Nothing is sent when the connection is gone.
     fn respond(&mut self, ctx: &mut Context<'_, R>, index: usize, slot: u16, status: Status, result: u64) {
         let queue = &mut self.queues[index];
-        let command = queue.slots.release(slot);
+        let (cid, invalidate) = queue.slots.release(slot);
         if matches!(queue.phase, Phase::Closed(_)) {
             return;
         }
-        let cqe = Cqe::new(command.cid, queue.qid, queue.sq.advance(), status).with_result(result);
+        let cqe = Cqe::new(cid, queue.qid, queue.sq.advance(), status).with_result(result);
         queue.count_send(ctx.reactor.now());
-        ctx.fabric.post_send(queue.qp, RESPONSE, cqe.as_bytes(), None, command.invalidate);
+        ctx.fabric.post_send(queue.qp, RESPONSE, cqe.as_bytes(), None, invalidate);
     }
 
     /// Answers a command that is refused or has failed, and notes it in the error log.

@@ -17,7 +17,7 @@ use slab::Slab;
 
 use crate::nudge::NUDGE_AFTER;
 use crate::{Access, Completion, QpConfig, QpId, Remote, Rkey, WorkId};
-use queue_pair::{CLOSE_TIMEOUT, QueuePair, REPLY_TIMEOUT, REQUEST_TIMEOUT, Step};
+use queue_pair::{CLOSE_TIMEOUT, QueuePair, REPLY_TIMEOUT, REQUEST_TIMEOUT};
 use stream_buffers::StreamBuffers;
 
 /// Completions that a queue pair may report before the next one has its turn.
@@ -165,7 +165,7 @@ impl Soft {
                 self.ready.rotate_left(1);
                 continue;
             }
-            let step = entry(&mut self.qps, id).map(|entry| {
+            let step = entry(&mut self.qps, id).and_then(|entry| {
                 if entry.qp.posted_bytes() >= EARLY_BYTES {
                     entry.qp.flush(reactor);
                 }
@@ -173,7 +173,7 @@ impl Soft {
             });
             // Reading may have made something sendable: a Read Response, the first message that the peer's first one releases.
             self.mark_dirty(id);
-            if let Some(Step::Completion(completion)) = step {
+            if let Some(completion) = step {
                 if matches!(completion, Completion::Established { .. }) {
                     self.await_answer(reactor, id);
                 }

@@ -104,8 +104,16 @@ pub(super) struct QueuePair {
 pub(super) enum Step {
     /// Something to report.
     Completion(Completion),
+    /// There may be more to do.
+    Again,
     /// Nothing to do before the stream's next event.
     Idle,
+}
+
+impl Step {
+    fn again_if(more: bool) -> Self {
+        if more { Self::Again } else { Self::Idle }
+    }
 }
 
 impl QueuePair {
@@ -255,27 +263,33 @@ impl QueuePair {
         }))
     }
 
-    /// One step: reports at most one thing.
-    pub(super) fn step<R: Reactor>(&mut self, reactor: &mut R, buffers: &mut StreamBuffers) -> Step {
+    /// Goes on until there is something to report, or nothing to do.
+    pub(super) fn step<R: Reactor>(&mut self, reactor: &mut R, buffers: &mut StreamBuffers) -> Option<Completion> {
         loop {
             if let Some(completion) = self.done.pop_front() {
-                return Step::Completion(completion);
+                return Some(completion);
             }
             if self.received.is_empty() {
                 self.received = buffers.take();
             }
-            let more = match &mut self.state {
-                State::AwaitReply { .. } => self.step_reply(reactor),
-                State::AwaitRequest { .. } => self.step_request(reactor),
+            let step = match &mut self.state {
                 State::Streaming(_) => self.step_stream(reactor),
-                State::Closing { .. } => self.step_closing(reactor),
-                State::Connecting { .. } | State::AwaitDecision { .. } | State::Ended { .. } => false,
+                State::AwaitReply { .. } => Step::again_if(self.step_reply(reactor)),
+                State::AwaitRequest { .. } => Step::again_if(self.step_request(reactor)),
+                State::Closing { .. } => Step::again_if(self.step_closing(reactor)),
+                State::Connecting { .. } | State::AwaitDecision { .. } | State::Ended { .. } => Step::Idle,
             };
-            if !more && self.done.is_empty() {
-                if self.unread.is_empty() {
-                    buffers.give_back(std::mem::take(&mut self.received));
+            match step {
+                // Nothing can have come before it: the queue was empty.
+                Step::Completion(completion) => return Some(completion),
+                Step::Again => {}
+                Step::Idle if !self.done.is_empty() => {}
+                Step::Idle => {
+                    if self.unread.is_empty() {
+                        buffers.give_back(std::mem::take(&mut self.received));
+                    }
+                    return None;
                 }
-                return Step::Idle;
             }
         }
     }
@@ -404,8 +418,8 @@ impl QueuePair {
         true
     }
 
-    fn step_stream<R: Reactor>(&mut self, reactor: &mut R) -> bool {
-        let State::Streaming(streaming) = &mut self.state else { return false };
+    fn step_stream<R: Reactor>(&mut self, reactor: &mut R) -> Step {
+        let State::Streaming(streaming) = &mut self.state else { return Step::Idle };
         let Streaming { connection, payload, .. } = &mut **streaming;
         match connection.receive(&self.received[self.unread.clone()], payload) {
             Ok((count, event)) => {
@@ -415,20 +429,20 @@ impl QueuePair {
             }
             Err(fault) => {
                 self.fail_with(reactor, &fault);
-                true
+                Step::Again
             }
         }
     }
 
-    fn on_received<R: Reactor>(&mut self, reactor: &mut R, event: Received) -> bool {
-        let State::Streaming(streaming) = &mut self.state else { return false };
+    fn on_received<R: Reactor>(&mut self, reactor: &mut R, event: Received) -> Step {
+        let State::Streaming(streaming) = &mut self.state else { return Step::Idle };
         match event {
-            Received::NeedMore => return self.fill_stream(reactor),
-            Received::Stalled => return false,
+            Received::NeedMore => return Step::again_if(self.fill_stream(reactor)),
+            Received::Stalled => return Step::Idle,
             // Both make something sendable; the flush at the end of the turn sends it.
             Received::Established | Received::ReadRequested => {}
             Received::Message { length, invalidated, .. } => match streaming.payload.take_message(length as usize, invalidated) {
-                Ok(completion) => self.done.push_back(completion),
+                Ok(completion) => return Step::Completion(completion),
                 Err(header_bytes) => {
                     let reason = format!("a message of {length} bytes is shorter than a capsule of {header_bytes}");
                     self.fail(reactor, Disconnect::Violation(reason));
@@ -437,12 +451,12 @@ impl QueuePair {
             Received::ReadDone { read } => {
                 let work = usize::try_from(read).ok().and_then(|key| streaming.payload.works.try_remove(key));
                 if let Some(Work::Read { id, sink }) = work {
-                    self.done.push_back(Completion::ReadDone { id, data: sink });
+                    return Step::Completion(Completion::ReadDone { id, data: sink });
                 }
             }
             Received::Terminated(info) => self.fail(reactor, Disconnect::Terminated(info.to_string())),
         }
-        true
+        Step::Again
     }
 
     /// Reads more of the stream, straight into place where much of one payload is still to come.

@@ -236,8 +236,8 @@ impl Transmit {
             _ => None,
         };
         let before = self.copied.len();
-        self.copied.extend_from_slice(segment.header());
-        self.copied.extend_from_slice(first);
+        append(&mut self.copied, segment.header());
+        append(&mut self.copied, first);
         let is_on_disk = matches!(body, Body::Extent { .. });
         let body = if !is_on_disk && segment.wire_len() <= COPY_BYTES {
             self.copied.extend_from_slice(second);
@@ -248,9 +248,9 @@ impl Transmit {
         let behind = self.copied.len();
         if is_on_disk {
             self.on_disks += 1;
-            self.copied.resize(behind + segment.trailer_len(), 0);
+            append(&mut self.copied, &[0; Trailer::CAPACITY][..segment.trailer_len()]);
         } else {
-            self.copied.extend_from_slice(segment.trailer([first, second]).as_ref());
+            append(&mut self.copied, segment.trailer([first, second]).as_ref());
         }
         let frame = Frame { before: behind - before, body, behind: self.copied.len() - behind, completes };
         self.queued_bytes += frame.len();
@@ -405,6 +405,17 @@ impl Transmit {
             let Ok((sent, _)) = self.call(reactor, stream, payload) else { return };
             self.advance(sent, payload, done);
         }
+    }
+}
+
+/// Appends bytes. The lengths that nearly all frames consist of are named, for a copy of a known length takes no call.
+fn append(to: &mut Vec<u8>, bytes: &[u8]) {
+    match bytes.len() {
+        4 => to.extend_from_slice(&bytes[..4]),
+        16 => to.extend_from_slice(&bytes[..16]),
+        20 => to.extend_from_slice(&bytes[..20]),
+        64 => to.extend_from_slice(&bytes[..64]),
+        _ => to.extend_from_slice(bytes),
     }
 }
 

@@ -174,8 +174,12 @@ impl Memory for Payload {
         if !from_data.is_empty() {
             self.claim_data().ok_or(ReceiveError::Wait)?;
         }
-        if !from_header.is_empty() {
-            self.incoming.header.bytes[start..start + from_header.len()].copy_from_slice(from_header);
+        let place = &mut self.incoming.header.bytes[start.min(self.header_bytes)..];
+        match from_header.len() {
+            // Whole headers, as nearly always: a copy of a known length takes no call.
+            16 => place[..16].copy_from_slice(&from_header[..16]),
+            64 => place[..64].copy_from_slice(&from_header[..64]),
+            len => place[..len].copy_from_slice(from_header),
         }
         if let (Some(data), false) = (&mut self.incoming.data, from_data.is_empty()) {
             let data_start = start + from_header.len() - self.header_bytes;
