@@ -375,9 +375,9 @@ impl Queue {
         self.sends += 1;
     }
 
-    /// A response was handed to the transport, or will never be.
-    pub(crate) fn sent(&mut self, now: Time) {
-        self.sends -= 1;
+    /// So many responses were handed to the transport, or will never be.
+    pub(crate) fn sent(&mut self, now: Time, count: usize) {
+        self.sends -= count;
         self.last_sent = now;
     }
 

@@ -69,12 +69,14 @@ pub enum Completion {
         /// The region of ours that the message invalidated. The peer can no longer reach it; revoke it to get the buffer.
         invalidated: Option<Rkey>,
     },
-    /// A Send was handed to the transport.
+    /// A Send was handed to the transport; or several in a row that were posted under one name, without data.
     SendDone {
         /// Which.
         id: WorkId,
         /// Its data.
         data: Option<Buffer>,
+        /// How many.
+        count: usize,
     },
     /// An RDMA Read has filled its sink.
     ReadDone {

@@ -239,7 +239,7 @@ impl Fabric {
     }
 
     /// Posts a Send of `header` (at most 64 bytes, copied) followed by `data`, with the invalidation of one of the peer's regions if asked for.
-    /// Ends with [`Completion::SendDone`], which returns `data`.
+    /// Ends with [`Completion::SendDone`], which returns `data`. Sends that share an `id` and have no data may be reported together.
     ///
     /// # Panics
     ///

@@ -268,7 +268,8 @@ impl<R: Reactor> Worker<R> {
         let mut ctx = Context { reactor, fabric };
         match completion {
             Completion::Received { header, data, .. } => self.on_capsule(&mut ctx, index, header.as_bytes(), data),
-            Completion::SendDone { .. } | Completion::Flushed { id: RESPONSE, .. } => self.queues[index].sent(ctx.reactor.now()),
+            Completion::SendDone { count, .. } => self.queues[index].sent(ctx.reactor.now(), count),
+            Completion::Flushed { id: RESPONSE, .. } => self.queues[index].sent(ctx.reactor.now(), 1),
             Completion::ReadDone { id, data } => self.on_fetched(&mut ctx, index, id, data),
             Completion::Flushed { id, data } => {
                 drop(data);

@@ -319,7 +319,7 @@ fn a_host_that_does_nothing_is_stuck_after_a_while() {
     queue.reads = 0;
     queue.count_send(at(200));
     queue.count_send(at(210));
-    queue.sent(at(220));
+    queue.sent(at(220), 1);
     assert!(!queue.is_stuck(at(249)));
     assert!(queue.is_stuck(at(250)));
 }

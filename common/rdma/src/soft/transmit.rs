@@ -27,12 +27,12 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 
 use godwit_iwarp::{Connection, Segment, Source, Stag, Trailer};
-use godwit_memory::Reading;
+use godwit_memory::{Buffer, Reading};
 use godwit_reactor::{Reactor, StreamId};
 use smallvec::SmallVec;
 
 use super::work::{Payload, Work};
-use crate::{Completion, Disconnect};
+use crate::{Completion, Disconnect, WorkId};
 
 /// Frames that one call takes at most.
 const FRAMES_PER_CALL: usize = 64;
@@ -375,7 +375,7 @@ impl Transmit {
             }
             if let Some(key) = frame.completes {
                 match payload.works.remove(key) {
-                    Work::Send { id, data, .. } => done.push_back(Completion::SendDone { id, data }),
+                    Work::Send { id, data, .. } => report_sent(done, id, data),
                     Work::Write { .. } | Work::WriteExtent { .. } | Work::Read { .. } => {}
                 }
             }
@@ -405,6 +405,14 @@ impl Transmit {
             let Ok((sent, _)) = self.call(reactor, stream, payload) else { return };
             self.advance(sent, payload, done);
         }
+    }
+}
+
+/// Reports a Send, together with the last one if nobody can tell them apart.
+fn report_sent(done: &mut VecDeque<Completion>, sent: WorkId, returned: Option<Buffer>) {
+    match done.back_mut() {
+        Some(Completion::SendDone { id, data: None, count }) if *id == sent && returned.is_none() => *count += 1,
+        _ => done.push_back(Completion::SendDone { id: sent, data: returned, count: 1 }),
     }
 }
 

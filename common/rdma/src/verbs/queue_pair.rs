@@ -632,7 +632,7 @@ impl QueuePair {
             let Some(work) = place.take() else { continue };
             self.pending -= 1;
             match work {
-                Work::Send { id, data, .. } => self.done.push_back(Completion::SendDone { id, data }),
+                Work::Send { id, data, .. } => self.done.push_back(Completion::SendDone { id, data, count: 1 }),
                 Work::Read { id, sink, region, .. } => {
                     // The peer is kept out before anyone looks at what it brought.
                     drop(region);

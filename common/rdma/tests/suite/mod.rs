@@ -15,6 +15,7 @@ macro_rules! operations {
     ($for_each:ident) => {
         $for_each!(
             a_send_arrives_with_its_data,
+            every_send_is_reported_also_of_several_under_one_name,
             an_rdma_write_is_placed_before_the_send_behind_it_arrives,
             an_rdma_write_of_nothing_needs_no_right_and_tells_nobody,
             an_rdma_read_fetches_what_is_exposed,
@@ -53,13 +54,29 @@ pub(crate) fn a_send_arrives_with_its_data<M: Machines>(seed: u64) {
             assert_eq!(header.as_bytes(), b"sixteen bytes ok");
             assert_eq!(data.as_deref().unwrap_or_default(), pattern(len, 3));
             assert_eq!(invalidated, None);
-            let Completion::SendDone { id, data } = pair.next(|side, c| side == HOST && matches!(c, Completion::SendDone { .. })) else {
+            let Completion::SendDone { id, data, .. } = pair.next(|side, c| side == HOST && matches!(c, Completion::SendDone { .. })) else {
                 unreachable!()
             };
             assert_eq!((id, data.map_or(0, |data| data.len())), (WorkId(7), len));
         }
         assert_eq!(pair.side(HOST).pool().in_use() + pair.side(TARGET).pool().in_use(), 0);
     });
+}
+
+pub(crate) fn every_send_is_reported_also_of_several_under_one_name<M: Machines>(seed: u64) {
+    let pair = &mut Pair::<M>::greeted(seed, &config());
+    for (id, with_data) in [(9, false), (9, false), (9, true), (9, false), (10, false), (10, false)] {
+        let data = with_data.then(|| pair.buffer(HOST, &pattern(4096, 3)));
+        pair.send(HOST, WorkId(id), &[0; 16], data, None);
+    }
+    let mut reported = Vec::new();
+    while reported.len() < 6 {
+        let Completion::SendDone { id, data, count } = pair.next(|side, c| side == HOST && matches!(c, Completion::SendDone { .. })) else {
+            unreachable!()
+        };
+        reported.extend(std::iter::repeat_n((id.0, data.is_some()), count));
+    }
+    assert_eq!(reported, [(9, false), (9, false), (9, true), (9, false), (10, false), (10, false)]);
 }
 
 pub(crate) fn an_rdma_write_is_placed_before_the_send_behind_it_arrives<M: Machines>(seed: u64) {

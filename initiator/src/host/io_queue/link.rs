@@ -183,7 +183,7 @@ impl IoQueue {
                 let error = rejected(&private_data.0, request);
                 self.fail(reactor, fabric, error);
             }
-            Completion::SendDone { id, data } | Completion::Flushed { id, data } => self.on_sent(reactor.now(), id, data),
+            Completion::SendDone { id, data, .. } | Completion::Flushed { id, data } => self.on_sent(reactor.now(), id, data),
             Completion::Received { header, data, invalidated } => {
                 let cqe = Cqe::read_from(header.as_bytes()).ok().filter(|_| data.is_none());
                 let result = match cqe {
