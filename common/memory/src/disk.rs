@@ -179,11 +179,14 @@ impl Extent {
         self.range.len()
     }
 
-    /// Has the processor fetch the range, or as much of it as it would not see coming, while the caller does something else: reading in no order waits
-    /// for memory otherwise.
-    pub fn prefetch(&self) {
-        let end = self.range.end.min(self.range.start + PREFETCHED_BYTES);
-        (self.range.start..end).step_by(LINE_BYTES).for_each(|at| prefetch_line(self.disk().address(at)));
+    /// Has the processor fetch the ranges, or as much of each as it would not see coming, while the caller does something else: reading in no order waits
+    /// for memory otherwise. The most of that is to find out where a page lies, which the processor does for several at a time: so all begin first.
+    pub fn prefetch<'a>(extents: impl Iterator<Item = &'a Self> + Clone) {
+        extents.clone().for_each(|extent| prefetch_line(extent.disk().address(extent.range.start)));
+        for Self { held, range } in extents {
+            let end = range.end.min(range.start + PREFETCHED_BYTES);
+            (range.start..end).step_by(LINE_BYTES).skip(1).for_each(|at| prefetch_line(held.0.address(at)));
+        }
     }
 
     /// Keeps a part of the range from being changed. Waits for who is changing it, and must therefore not be called by who holds another.

@@ -511,6 +511,7 @@ impl QueuePair {
         }
         let (State::Streaming(streaming) | State::Closing { streaming, .. }) = &mut self.state else { return !self.done.is_empty() };
         let Streaming { connection, payload, transmit, .. } = &mut **streaming;
+        payload.fetch();
         match transmit.run(reactor, self.stream, connection, payload, &mut self.done) {
             Sent::All => {
                 if let State::Closing { sent, .. } = &mut self.state
@@ -618,10 +619,16 @@ impl QueuePair {
         if matches!(&self.state, State::Streaming(streaming) if !streaming.has_large_frames) {
             return Err(extent);
         }
-        extent.prefetch();
         let len_bytes = extent.len_bytes();
-        let post = |connection: &mut Connection, key| connection.post_write(key, Stag(to.rkey.0), to.address, message_len(len_bytes));
-        Ok(self.post(Work::WriteExtent { extent }, post))
+        let mut posted = None;
+        let flushed = self.post(Work::WriteExtent { extent }, |connection, key| {
+            posted = usize::try_from(key).ok();
+            connection.post_write(key, Stag(to.rkey.0), to.address, message_len(len_bytes))
+        });
+        if let (State::Streaming(streaming), Some(key)) = (&mut self.state, posted) {
+            streaming.payload.fetch_soon(key);
+        }
+        Ok(flushed)
     }
 
     pub(super) fn post_read(&mut self, id: WorkId, mut sink: Buffer, len_bytes: usize, from: Remote) -> bool {

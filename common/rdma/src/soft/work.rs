@@ -5,6 +5,7 @@ use std::rc::Rc;
 use godwit_iwarp::{InvalidateError, Memory, PlacementError, ReceiveError, Stag, TaggedError};
 use godwit_memory::{Buffer, Extent, Pool, Reservation};
 use slab::Slab;
+use smallvec::SmallVec;
 
 use super::regions::Regions;
 use crate::{Completion, Header, QpConfig, Rkey, WorkId};
@@ -59,6 +60,9 @@ impl Work {
     }
 }
 
+/// Ranges of disks that are fetched into the processor's cache together.
+const FETCHED_TOGETHER: usize = 4;
+
 /// The message that is being received.
 #[derive(Debug)]
 pub(super) struct Incoming {
@@ -72,6 +76,8 @@ pub(super) struct Payload {
     pub(super) regions: Regions,
     pub(super) works: Slab<Work>,
     pub(super) send_depth: usize,
+    /// Work that writes from disks, which are still to be fetched into the processor's cache.
+    unfetched: SmallVec<[usize; FETCHED_TOGETHER]>,
     incoming: Incoming,
     header_bytes: usize,
     most_data_bytes: usize,
@@ -86,6 +92,7 @@ impl Payload {
             regions: Regions::new(config.regions),
             works: Slab::with_capacity(config.send_depth),
             send_depth: config.send_depth,
+            unfetched: SmallVec::new(),
             incoming: Incoming { header: Header { bytes: [0; Header::MAX_BYTES], len: 0 }, data: None },
             header_bytes: config.header_bytes,
             most_data_bytes: config.data_bytes,
@@ -97,6 +104,23 @@ impl Payload {
     pub(super) fn add(&mut self, work: Work) -> u64 {
         assert!(self.works.len() < self.send_depth, "more work is posted than the queue pair's send depth of {}", self.send_depth);
         self.works.insert(work) as u64
+    }
+
+    /// Has what this work writes be in the processor's cache when it is sent.
+    pub(super) fn fetch_soon(&mut self, key: usize) {
+        self.unfetched.push(key);
+        if self.unfetched.len() == FETCHED_TOGETHER {
+            self.fetch();
+        }
+    }
+
+    /// Does so for all such work.
+    pub(super) fn fetch(&mut self) {
+        Extent::prefetch(self.unfetched.iter().filter_map(|&key| match self.works.get(key) {
+            Some(Work::WriteExtent { extent }) => Some(extent),
+            _ => None,
+        }));
+        self.unfetched.clear();
     }
 
     /// Gives up what is not complete, and says what is to be reported of it.

@@ -54,7 +54,8 @@ pub(crate) fn a_send_arrives_with_its_data<M: Machines>(seed: u64) {
             assert_eq!(header.as_bytes(), b"sixteen bytes ok");
             assert_eq!(data.as_deref().unwrap_or_default(), pattern(len, 3));
             assert_eq!(invalidated, None);
-            let Completion::SendDone { id, data, .. } = pair.next(|side, c| side == HOST && matches!(c, Completion::SendDone { .. })) else {
+            let Completion::SendDone { id, data, .. } = pair.next(|side, c| side == HOST && matches!(c, Completion::SendDone { .. }))
+            else {
                 unreachable!()
             };
             assert_eq!((id, data.map_or(0, |data| data.len())), (WorkId(7), len));
