@@ -25,7 +25,7 @@
 //! connection.post_send(7, SendKind::Plain, 5)?;
 //! let segment = connection.next_segment().expect("an Initiator may speak at once");
 //! assert_eq!((segment.source, segment.offset, segment.len, segment.last), (Source::Work(7), 0, 5, true));
-//! let fpdu = [segment.header(), b"hello", segment.trailer([&b"hello"[..]]).as_ref()].concat();
+//! let fpdu = [segment.header(), b"hello", segment.trailer(segment.header(), [&b"hello"[..]]).as_ref()].concat();
 //! assert_eq!(fpdu.len(), 20 + 5 + 3 + 4);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -130,17 +130,18 @@ impl Segment {
         self.crc
     }
 
-    /// Pad and CRC for this segment with this payload, which is not looked at when CRC was not negotiated.
+    /// Pad and CRC for this segment, of which `front` is the header, with the payload behind it as far as that lies there, and `rest` the rest of the
+    /// payload. They are not looked at when CRC was not negotiated.
     ///
     /// # Panics
-    /// When CRC is negotiated and `payload` has not [`Segment::len`] bytes.
-    pub fn trailer<'a>(&self, payload: impl IntoIterator<Item = &'a [u8]>) -> Trailer {
+    /// When CRC is negotiated and the payload has not [`Segment::len`] bytes.
+    pub fn trailer<'a>(&self, front: &[u8], rest: impl IntoIterator<Item = &'a [u8]>) -> Trailer {
         if !self.crc {
             return Trailer { bytes: [0; Trailer::CAPACITY], length: self.trailer_len() };
         }
-        let mut seen = 0;
-        let trailer = Trailer::with_crc(self.header(), payload.into_iter().inspect(|part| seen += part.len()));
-        assert_eq!(seen, self.len, "a segment is sent with exactly its payload");
+        let mut seen = front.len();
+        let trailer = Trailer::with_crc(front, rest.into_iter().inspect(|part| seen += part.len()));
+        assert_eq!(seen, self.header().len() + self.len, "a segment is sent with exactly its payload");
         trailer
     }
 }
@@ -156,17 +157,22 @@ impl Trailer {
     /// The longest trailer: three pad bytes and the CRC, rounded up.
     pub const CAPACITY: usize = 8;
 
-    /// Pad and CRC of an FPDU with this [header](Segment::header) and payload.
-    pub fn with_crc<'a>(header: &[u8], payload: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let mut crc = Crc::new(true);
-        crc.update(header);
-        let mut payload_len = 0;
-        for part in payload {
-            crc.update(part);
-            payload_len += part.len();
-        }
-        let pad = pad_length(header.len() - LENGTH_FIELD + payload_len);
+    /// Pad and CRC of an FPDU: see [`Segment::trailer`].
+    pub fn with_crc<'a>(front: &[u8], rest: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut bytes = [0; Self::CAPACITY];
+        let mut rest = rest.into_iter().filter(|part| !part.is_empty()).peekable();
+        if rest.peek().is_none() && pad_length(front.len() - LENGTH_FIELD) == 0 {
+            bytes[..CRC_FIELD].copy_from_slice(&Crc::field_of(front));
+            return Self { bytes, length: CRC_FIELD };
+        }
+        let mut crc = Crc::new(true);
+        crc.update(front);
+        let mut rest_len = 0;
+        for part in rest {
+            crc.update(part);
+            rest_len += part.len();
+        }
+        let pad = pad_length(front.len() - LENGTH_FIELD + rest_len);
         crc.update(&bytes[..pad]);
         let length = pad + CRC_FIELD;
         bytes[pad..length].copy_from_slice(&crc.field());

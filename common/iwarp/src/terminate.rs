@@ -243,7 +243,7 @@ pub(crate) fn terminate_segment(code: TerminateCode, about: Option<&TerminatedSe
 /// A Terminate of the start-up phase as one whole FPDU, with a valid CRC whether or not it is looked at.
 pub(crate) fn startup_terminate(code: TerminateCode) -> Vec<u8> {
     let segment = terminate_segment(code, None, true);
-    [segment.header(), segment.trailer([]).as_ref()].concat()
+    [segment.header(), segment.trailer(segment.header(), []).as_ref()].concat()
 }
 
 #[cfg(test)]
@@ -315,7 +315,7 @@ mod tests {
             0x20, 0x02, 0, 0, // RDMAP
         ];
         assert_eq!(segment.header(), expected);
-        assert_eq!(segment.trailer([]).as_ref(), [0; 4]);
+        assert_eq!(segment.trailer(segment.header(), []).as_ref(), [0; 4]);
     }
 
     #[test]

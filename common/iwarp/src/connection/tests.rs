@@ -38,7 +38,7 @@ fn deliver(from: &mut Connection, to: &mut Connection) -> Vec<Received> {
     let mut events = Vec::new();
     while let Some(segment) = from.next_segment() {
         let payload = vec![0; segment.len];
-        let bytes = [segment.header(), &payload, segment.trailer([&payload[..]]).as_ref()].concat();
+        let bytes = [segment.header(), &payload, segment.trailer(segment.header(), [&payload[..]]).as_ref()].concat();
         let mut rest = &bytes[..];
         loop {
             let (consumed, event) = to.receive(rest, &mut Anything).unwrap();

@@ -17,7 +17,7 @@ fn nothing(connection: &mut Connection) {
 }
 
 fn bytes(segment: &Segment, payload: &[u8]) -> Vec<u8> {
-    let bytes = [segment.header(), payload, segment.trailer([payload]).as_ref()].concat();
+    let bytes = [segment.header(), payload, segment.trailer(segment.header(), [payload]).as_ref()].concat();
     assert_eq!(bytes.len(), segment.wire_len());
     bytes
 }
@@ -52,7 +52,7 @@ fn crc_field_is_zero_and_payload_not_looked_at_when_not_negotiated() {
     let mut connection = connection(Role::Initiator, false);
     connection.post_send(1, SendKind::Plain, 5).unwrap();
     let segment = next(&mut connection);
-    assert_eq!(segment.trailer([]).as_ref(), [0; 7]);
+    assert_eq!(segment.trailer(segment.header(), []).as_ref(), [0; 7]);
 }
 
 #[test]
@@ -60,7 +60,8 @@ fn crc_field_is_zero_and_payload_not_looked_at_when_not_negotiated() {
 fn trailer_of_another_payload_is_our_own_error() {
     let mut connection = connection(Role::Initiator, true);
     connection.post_send(1, SendKind::Plain, 5).unwrap();
-    next(&mut connection).trailer([&b"four"[..]]);
+    let segment = next(&mut connection);
+    segment.trailer(segment.header(), [&b"four"[..]]);
 }
 
 #[test]
@@ -68,7 +69,7 @@ fn trailer_takes_payload_in_pieces() {
     let mut connection = connection(Role::Initiator, true);
     connection.post_send(1, SendKind::Plain, 5).unwrap();
     let segment = next(&mut connection);
-    assert_eq!(segment.trailer([&b"he"[..], b"", b"llo"]), segment.trailer([&b"hello"[..]]));
+    assert_eq!(segment.trailer(segment.header(), [&b"he"[..], b"", b"llo"]), segment.trailer(segment.header(), [&b"hello"[..]]));
 }
 
 #[test]

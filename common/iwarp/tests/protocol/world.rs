@@ -122,7 +122,7 @@ impl End {
             let (front, back) = payload.split_at(random.below(payload.len() + 1));
             self.outgoing.extend_from_slice(segment.header());
             self.outgoing.extend_from_slice(&payload);
-            self.outgoing.extend_from_slice(segment.trailer([front, back]).as_ref());
+            self.outgoing.extend_from_slice(segment.trailer(segment.header(), [front, back]).as_ref());
             if let (Source::Work(id), true) = (segment.source, segment.last) {
                 assert_eq!(self.posted.pop_front(), Some(id), "completions come in the order of posting");
                 self.completed.push(id);

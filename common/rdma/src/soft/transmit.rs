@@ -239,18 +239,19 @@ impl Transmit {
         append(&mut self.copied, segment.header());
         append(&mut self.copied, first);
         let is_on_disk = matches!(body, Body::Extent { .. });
-        let body = if !is_on_disk && segment.wire_len() <= COPY_BYTES {
+        let (body, rest) = if !is_on_disk && segment.wire_len() <= COPY_BYTES {
             self.copied.extend_from_slice(second);
-            Body::Nothing
+            (Body::Nothing, &[][..])
         } else {
-            body
+            (body, second)
         };
         let behind = self.copied.len();
         if is_on_disk {
             self.on_disks += 1;
             append(&mut self.copied, &[0; Trailer::CAPACITY][..segment.trailer_len()]);
         } else {
-            append(&mut self.copied, segment.trailer([first, second]).as_ref());
+            let trailer = segment.trailer(&self.copied[before..], [rest]);
+            append(&mut self.copied, trailer.as_ref());
         }
         let frame = Frame { before: behind - before, body, behind: self.copied.len() - behind, completes };
         self.queued_bytes += frame.len();
