@@ -143,7 +143,9 @@ impl Fabric {
         }
     }
 
-    /// The next completion, of any queue pair; `None` when there is nothing to do for now. Fair: a busy queue pair takes turns with the others.
+    /// The next completion, of any queue pair; `None` when there is nothing to do for now, or enough for this turn ([`Reactor::portion`]): the rest is
+    /// reported after the next flush. Either way the end of each queue pair that has ended is reported before: who then posts to one, or lends it a
+    /// buffer, finds it well. Fair: a busy queue pair takes turns with the others.
     pub fn poll<R: Reactor>(&mut self, reactor: &mut R) -> Option<(QpId, Completion)> {
         self.soft.poll(reactor).or_else(|| self.verbs.poll(reactor))
     }

@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use godwit_memory::{Holding, MemoryDisk};
-use godwit_rdma::{Access, Completion, Disconnect, FpduSize, QpConfig, Remote, WorkId};
+use godwit_rdma::{Access, Completion, Disconnect, FpduSize, QpConfig, Remote, Rkey, WorkId};
+use godwit_reactor::{Reactor, Token};
 use support::{HOST, Machines, Net, Pair, Rings, TARGET, config, on_both, pattern};
 
 on_both!(
@@ -20,6 +21,54 @@ on_both!(
     a_disk_stays_until_what_is_sent_from_it_is_gone_and_no_longer,
     a_disk_is_not_sent_from_where_frames_end_within_blocks,
 );
+
+#[test]
+fn of_much_that_came_at_once_a_thread_that_slept_looks_at_a_little_and_goes_on_after_its_flush() {
+    let pair = &mut Pair::<Rings>::greeted(0, &config());
+    for id in 0..40 {
+        pair.send(HOST, WorkId(id), &[0; 16], None, None);
+    }
+    let [host, _] = &mut pair.net.sides;
+    host.fabric.flush(&mut host.reactor);
+    std::thread::sleep(std::time::Duration::from_millis(1));
+    let [_, target] = &mut pair.net.sides;
+    let mut received = Vec::new();
+    while received.iter().sum::<usize>() < 40 {
+        let mut events = Vec::new();
+        target.reactor.turn(&mut events).unwrap();
+        target.events.extend(events);
+        target.handle_events();
+        let polled = std::iter::from_fn(|| target.fabric.poll(&mut target.reactor));
+        let count = polled.filter(|(_, completion)| matches!(completion, Completion::Received { .. })).count();
+        received.extend((count > 0).then_some(count));
+        target.fabric.flush(&mut target.reactor);
+    }
+    assert_eq!(received, [4, 8, 16, 12]);
+}
+
+#[test]
+fn the_end_of_a_queue_pair_is_reported_before_a_turn_ends_however_much_comes_before_it() {
+    let pair = &mut Pair::<Rings>::greeted(0, &config());
+    for id in 0..8 {
+        let sink = pair.buffer(TARGET, &[0; 100]);
+        pair.read(TARGET, WorkId(id), sink, 100, Remote { rkey: Rkey(0x100), address: 0 });
+    }
+    pair.destroy(HOST);
+    let [_, target] = &mut pair.net.sides;
+    let mut reported = Vec::new();
+    while reported.is_empty() {
+        // A thread that has slept.
+        target.reactor.set_timer(target.reactor.now() + std::time::Duration::from_millis(1), Token(0));
+        let mut events = Vec::new();
+        target.reactor.turn(&mut events).unwrap();
+        target.events.extend(events);
+        target.handle_events();
+        reported.extend(std::iter::from_fn(|| target.fabric.poll(&mut target.reactor)).map(|(_, completion)| completion));
+        target.fabric.flush(&mut target.reactor);
+    }
+    assert_eq!(reported.len(), 9, "{reported:?}");
+    assert!(matches!(reported.last(), Some(Completion::Disconnected { .. })), "{reported:?}");
+}
 
 #[test]
 fn a_busy_queue_pair_takes_turns_with_a_quiet_one() {
@@ -38,7 +87,11 @@ fn a_busy_queue_pair_takes_turns_with_a_quiet_one() {
     }
     let [_, target] = &mut net.sides;
     target.handle_events();
-    let order: Vec<_> = std::iter::from_fn(|| target.fabric.poll(&mut target.reactor)).map(|(qp, _)| qp).collect();
+    let mut order = Vec::new();
+    for _ in 0..100 {
+        order.extend(std::iter::from_fn(|| target.fabric.poll(&mut target.reactor)).map(|(qp, _)| qp));
+        target.fabric.flush(&mut target.reactor);
+    }
     let position = order.iter().position(|qp| *qp == quiet[TARGET]).expect("the quiet one was heard");
     let busy_ones = order.iter().filter(|qp| **qp == busy[TARGET]).count();
     assert!(position <= 64, "{position} of {} before it", order.len());

@@ -257,6 +257,12 @@ pub trait Reactor {
     /// Ends a watch, and closes its descriptor. No event about it follows.
     fn unwatch(&mut self, _watch: WatchId) {}
 
+    /// How much to do in this turn, of much that has come at once, before what it led to is sent; the rest is for the next turn. Little where the thread
+    /// had nothing to do before: its peers wait, and work on the first while it goes on. Then more and more, as that takes fewer calls.
+    fn portion(&self) -> usize {
+        usize::MAX
+    }
+
     /// For a caller that looks for work of its own in each turn: `progress` says whether it has found any since it last called. True: the next turn
     /// does not sleep, so that it can look again. False: the next turn may sleep, and only an event ends that.
     fn keeps_looking(&mut self, _progress: bool) -> bool {

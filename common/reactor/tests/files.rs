@@ -102,6 +102,34 @@ fn what_was_written_is_read_and_a_hole_reads_as_zeroes() {
 }
 
 #[test]
+fn of_much_that_ends_at_once_a_thread_that_slept_is_told_in_growing_portions() {
+    let disk = on_disk();
+    disk.as_file().set_len(64 << 10).unwrap();
+    // What is in the page cache is read at once.
+    std::fs::read(disk.path()).unwrap();
+    let it = &mut Loop::sleeping();
+    let file = it.reactor.register_file(backing(open(disk.path(), 0))).unwrap();
+    for round in 0..3 {
+        for index in 0..60 {
+            let op = read(it, index % 16 * 4096);
+            it.reactor.submit(file, op, Token(index));
+        }
+        let mut portions = Vec::new();
+        while portions.iter().sum::<usize>() < 60 {
+            let mut events = Vec::new();
+            it.reactor.turn(&mut events).unwrap();
+            let ended = events.iter().filter(|event| matches!(event, Event::File { .. })).count();
+            portions.extend((ended > 0).then_some(ended));
+        }
+        let grows = portions.windows(2).all(|pair| pair[1] <= 2 * pair[0]);
+        assert!(portions[0] <= 8 && grows && portions.len() <= 5, "round {round}: {portions:?}");
+        // With nothing to do it sleeps, until the timer.
+        it.reactor.set_timer(it.reactor.now() + Duration::from_millis(1), Token(99));
+        it.until(|event| matches!(event, Event::Timer { .. }));
+    }
+}
+
+#[test]
 fn a_change_of_allocation_never_changes_the_size() {
     each_kind(|it, file, plain| {
         for mode in [AllocateMode::PunchHole, AllocateMode::ZeroRange] {

@@ -47,6 +47,8 @@ pub(crate) struct Soft {
     stalled: Vec<QpId>,
     /// Completions of the first ready queue pair in its current turn.
     reported: usize,
+    /// Completions since the last flush.
+    polled: usize,
     buffers: StreamBuffers,
 }
 
@@ -158,6 +160,10 @@ impl Soft {
     }
 
     pub(crate) fn poll<R: Reactor>(&mut self, reactor: &mut R) -> Option<(QpId, Completion)> {
+        if self.polled >= reactor.portion() && !self.ready.iter().any(|&id| self.get(id).is_some_and(QueuePair::has_ended)) {
+            reactor.keeps_looking(true);
+            return None;
+        }
         loop {
             let id = *self.ready.front()?;
             if self.reported >= TURN {
@@ -178,6 +184,7 @@ impl Soft {
                     self.await_answer(reactor, id);
                 }
                 self.reported += 1;
+                self.polled += 1;
                 return Some((id, completion));
             }
             self.ready.pop_front();
@@ -199,6 +206,7 @@ impl Soft {
     }
 
     pub(crate) fn flush<R: Reactor>(&mut self, reactor: &mut R) {
+        self.polled = 0;
         let mut dirty = std::mem::take(&mut self.dirty);
         for id in dirty.drain(..) {
             let Some(entry) = self.entry(id) else { continue };

@@ -151,6 +151,10 @@ impl QueuePair {
         self.posted_bytes
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.state, State::Ended { .. })
+    }
+
     pub(super) fn is_stalled(&self) -> bool {
         self.stalled
     }
