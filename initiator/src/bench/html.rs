@@ -1,6 +1,7 @@
 //! The report as one page of HTML: charts, tables, and nothing that is elsewhere.
 
 use std::fmt::Write as _;
+use std::time::{Duration, UNIX_EPOCH};
 
 use godwit_config::Size;
 
@@ -43,7 +44,7 @@ pub(crate) fn render(runs: &[&Report]) -> String {
 
 /// What each run was, with its colour.
 fn legend(runs: &[&Report]) -> String {
-    let head = row("th", ["run", "subject", "queues", "load", "range", "CRC", "machine", "seconds since 1970"].map(str::to_owned));
+    let head = row("th", ["run", "subject", "queues", "load", "range", "CRC", "machine", "began"].map(str::to_owned));
     let rows = runs.iter().enumerate().map(|(index, run)| {
         let config = &run.config;
         let extras = [(config.fill, ", filled before"), (config.verify, ", verified")];
@@ -55,12 +56,23 @@ fn legend(runs: &[&Report]) -> String {
             Size::from_bytes(config.size_bytes).to_string(),
             config.crc.clone().unwrap_or_else(|| "-".to_owned()),
             format!("{}, {} cores, Linux {}, godwit {}", run.machine.processor, run.machine.cores, run.machine.kernel, run.version),
-            run.unix_seconds.to_string(),
+            began(run.unix_seconds),
         ];
         let key = format!("<td><span class=\"key\" style=\"background:{}\"></span>{}</td>", colour(index), escape(&run.name));
         format!("<tr>{key}{}</tr>\n", cells.map(|cell| format!("<td>{}</td>", escape(&cell))).concat())
     });
     format!("<div class=\"wide\"><table>\n{head}{}</table></div>\n", rows.collect::<String>())
+}
+
+/// When a run began, as people write it.
+fn began(unix_seconds: u64) -> String {
+    let mut date = String::new();
+    let time = UNIX_EPOCH.checked_add(Duration::from_secs(unix_seconds));
+    match time.map(|time| write!(date, "{}", humantime::format_rfc3339_seconds(time))) {
+        Some(Ok(())) => date,
+        // Beyond the year 9999, which somebody else's report may name.
+        _ => unix_seconds.to_string(),
+    }
 }
 
 fn row<const N: usize>(tag: &str, cells: [String; N]) -> String {
@@ -236,6 +248,12 @@ mod tests {
             }
         }
         assert_eq!(open, Vec::<&str>::new());
+    }
+
+    #[test]
+    fn a_run_has_a_date_if_it_can_be_written() {
+        assert_eq!(began(1_764_547_200), "2025-12-01T00:00:00Z");
+        assert_eq!([began(u64::MAX), began(253_402_300_800)], ["18446744073709551615", "253402300800"]);
     }
 
     #[test]
