@@ -21,10 +21,11 @@
 //!
 //! 4. Whether an old association is dying may be known late: the end of a connection is on the wire before the worker that closed it has come to say so,
 //!    and a timer that is due fires when its worker gets to it, be that after a long stall. A host may have drawn its conclusions by then. So before
-//!    an admin Connect is admitted, each worker that has a queue of a live association of the same host and subsystem goes through a whole turn of its loop
-//!    ([`Associations::workers_of`], [`OpenError::Unseen`]): what had ended when the host connected is dying then. A command that a worker finds after
-//!    the timer ran out does not start it again, and is not carried out: see the module `keep_alive`, also for why hosts that reckon when an association
-//!    must be over reckon right.
+//!    an admin Connect is admitted, each worker that has a queue of a live association of the same host and subsystem looks at all that has come on such
+//!    queues ([`Associations::workers_of`], [`OpenError::Unseen`]): what had ended when the host connected is dying then. A turn of its loop does for
+//!    timers. It does not for streams: the end of one may lie behind more commands than a turn deals with, or behind some that find no memory; so each is
+//!    read until it was empty, and once more ([`Fabric::look`](godwit_rdma::Fabric::look)). A command that a worker finds after the timer ran out does not
+//!    start it again, and is not carried out: see the module `keep_alive`, also for why hosts that reckon when an association must be over reckon right.
 //!
 //! A *live* association is never superseded: two volumes, two paths, a bench beside a volume, and cloned machines all share one identity. The admin
 //! queue is no member, for its commands reach no backend.

@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::association::{AssociationId, Ending, Waiter};
+use crate::association::{AssociationId, Ending, Host, SubsystemIndex, Waiter};
 use crate::queue::QueueKey;
 
 /// Something that a reactor thread has to do.
@@ -15,14 +15,15 @@ pub(crate) enum Notice {
     Close(AssociationId, Ending),
     /// The commands that an admin Connect waited for have ended.
     Settled(QueueKey),
-    /// Go through as many whole turns, then tell the admin queue that asked, with the number of its question.
+    /// Look at all that has come on queues of a host, then tell the admin queue that asked, with the number of its question.
     Look {
         /// Who asks.
         waiter: Waiter,
         /// The number of the question.
         question: u32,
-        /// Turns to go.
-        turns: u8,
+        /// Whose queues, and of which subsystem.
+        host: Host,
+        subsystem: SubsystemIndex,
     },
     /// A worker has looked.
     Looked(QueueKey, u32),

@@ -181,7 +181,7 @@ impl Slots {
         let index = self.free.pop()?;
         let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.key_to_invalidate()).map(|key| Rkey(key.get()));
         let slot = &mut self.slots[usize::from(index)];
-        // Field by field: work that there is none of is not to be moved.
+        // Field by field: a whole slot is large, and most of it is the work, which is empty here.
         (slot.cid, slot.invalidate, slot.nsid, slot.lba) = (sqe.cid(), invalidate, sqe.nsid(), sqe.io_range().blocks.start);
         slot.work = Work::Starting;
         self.tell_in_flight();

@@ -29,7 +29,11 @@ impl Crc {
     }
 
     pub(crate) fn update(&mut self, bytes: &[u8]) {
-        if let Some(digest) = self.0.as_mut().filter(|_| !bytes.is_empty()) {
+        // The pad, for one, which few frames have.
+        if bytes.is_empty() {
+            return;
+        }
+        if let Some(digest) = &mut self.0 {
             digest.update(bytes);
         }
     }

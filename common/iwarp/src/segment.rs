@@ -130,8 +130,8 @@ impl Segment {
         self.crc
     }
 
-    /// Pad and CRC for this segment, of which `front` is the header, with the payload behind it as far as that lies there, and `rest` the rest of the
-    /// payload. They are not looked at when CRC was not negotiated.
+    /// Pad and CRC for this segment: `front` is the frame so far, its header and as much of the payload as lies behind that, `rest` the rest of the payload.
+    /// They are not looked at when CRC was not negotiated.
     ///
     /// # Panics
     /// When CRC is negotiated and the payload has not [`Segment::len`] bytes.

@@ -4,7 +4,7 @@
 //! afterwards which provider a queue pair runs on.
 //!
 //! One turn of a thread's loop is: give the fabric the reactor's events that it [owns](Fabric::owns), [`poll`](Fabric::poll) until there is nothing
-//! left, [`flush`](Fabric::flush) once. Posting only queues; the flush is the doorbell, so that what was posted in one turn leaves together.
+//! left or it has been enough, [`flush`](Fabric::flush) once. Posting only queues; the flush is the doorbell, so that what was posted in one turn leaves together.
 //!
 //! # Who owns a buffer
 //!
@@ -321,6 +321,20 @@ impl Fabric {
     /// Whether the peer is able to take back its right to a region by a Send with Invalidate; where not, it must not be asked to.
     pub fn peer_invalidates(&self, qp: QpId) -> bool {
         !verbs::is_mine(qp)
+    }
+
+    /// Has a queue pair look at all that has come from its peer, up to the end of the connection if that has come: [`Self::has_looked`] says when it has
+    /// reported it. What a thread finds in one turn may be less, for it reads so much at a time, and may have been behind. With an RDMA device that is
+    /// done in each turn.
+    pub fn look(&mut self, qp: QpId) {
+        if !verbs::is_mine(qp) {
+            self.soft.look(qp);
+        }
+    }
+
+    /// Whether a queue pair has looked since it was asked to; true of one that is gone.
+    pub fn has_looked(&self, qp: QpId) -> bool {
+        verbs::is_mine(qp) || self.soft.has_looked(qp)
     }
 
     /// Whether a queue pair has stopped reading for want of a buffer.

@@ -47,6 +47,42 @@ fn of_much_that_came_at_once_a_thread_that_slept_looks_at_a_little_and_goes_on_a
 }
 
 #[test]
+fn who_is_asked_to_look_finds_all_that_came_and_the_end_behind_it() {
+    for (messages, ends) in [(0, false), (3, true), (12, true), (12, false)] {
+        let pair = &mut Pair::<Rings>::greeted(0, &config());
+        for id in 0..messages {
+            let data = pair.buffer(HOST, &pattern(4096, 1));
+            pair.send(HOST, WorkId(id), &[0; 16], Some(data), None);
+        }
+        let qp = pair.qps[TARGET];
+        let [host, target] = &mut pair.net.sides;
+        host.fabric.flush(&mut host.reactor);
+        if ends {
+            host.fabric.destroy(&mut host.reactor, pair.qps[HOST]);
+        }
+        // A stream is closed when the ring has let go of it.
+        host.reactor.set_timer(host.reactor.now(), Token(0));
+        host.reactor.turn(&mut Vec::new()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        target.fabric.look(qp);
+        let (mut received, mut ended) = (0, false);
+        for _ in 0..100 {
+            target.fabric.flush(&mut target.reactor);
+            if target.fabric.has_looked(qp) {
+                break;
+            }
+            target.reactor.turn(&mut Vec::new()).unwrap();
+            while let Some((_, completion)) = target.fabric.poll(&mut target.reactor) {
+                received += u64::from(matches!(completion, Completion::Received { .. }));
+                ended |= matches!(completion, Completion::Disconnected { .. });
+            }
+        }
+        assert!(target.fabric.has_looked(qp));
+        assert_eq!((received, ended), (messages, ends));
+    }
+}
+
+#[test]
 fn the_end_of_a_queue_pair_is_reported_before_a_turn_ends_however_much_comes_before_it() {
     let pair = &mut Pair::<Rings>::greeted(0, &config());
     for id in 0..8 {
@@ -57,10 +93,11 @@ fn the_end_of_a_queue_pair_is_reported_before_a_turn_ends_however_much_comes_bef
     let [_, target] = &mut pair.net.sides;
     let mut reported = Vec::new();
     while reported.is_empty() {
-        // A thread that has slept.
-        target.reactor.set_timer(target.reactor.now() + std::time::Duration::from_millis(1), Token(0));
+        // It sleeps until the end comes.
+        target.reactor.set_timer(target.reactor.now() + std::time::Duration::from_secs(1), Token(0));
         let mut events = Vec::new();
         target.reactor.turn(&mut events).unwrap();
+        assert!(target.reactor.portion() < 9);
         target.events.extend(events);
         target.handle_events();
         reported.extend(std::iter::from_fn(|| target.fabric.poll(&mut target.reactor)).map(|(_, completion)| completion));

@@ -1,6 +1,6 @@
 //! Commands of admin queues: answered at once, but for the data of answers that are larger than a reserved buffer.
 //!
-//! None of them waits behind I/O. They are carried out in the turn in which they come, without a backend and without the line for memory (see the module
+//! None of them waits behind I/O. They are carried out in the turn in which they are found, without a backend and without the line for memory (see the module
 //! `memory`); Connect has its connection's own buffer, and Keep Alive needs none. Answers up to a page have buffers set aside ([`ADMIN_BUFFERS`]), which
 //! are refilled before I/O is served; larger ones, parts of a long log, wait in a line of their own that is served before that of I/O.
 

@@ -10,8 +10,8 @@ use godwit_nvme::{ConnectData, ConnectRefusal, ConnectResult, Sgl, Sqe, Status, 
 use godwit_rdma::{Incoming, QpConfig, Remote, Rkey, WorkId};
 use godwit_reactor::Reactor;
 
-use super::{ADMIN_DATA_BYTES, Context, Worker};
-use crate::association::{Ending, Member, OpenError, QueueInfo, Waiter};
+use super::{ADMIN_DATA_BYTES, Context, Looking, Worker};
+use crate::association::{Ending, Host, Member, OpenError, QueueInfo, SubsystemIndex, Waiter};
 use crate::controller::Controller;
 use crate::fabrics::{self, Granted, Wish};
 use crate::limits::{ADMIN_BUFFERS, CONNECT_TIMEOUT, CONNECTIONS_PER_WORKER, FENCE_WAIT, OUTBOUND_READS};
@@ -29,9 +29,6 @@ pub(super) enum Attempt {
     /// It was held long enough: it is answered now.
     Last,
 }
-
-/// Whole turns that a worker goes through before it has looked. The one in which it is asked may have begun before a stall.
-const TURNS_TO_LOOK: u8 = 1;
 
 impl<R: Reactor> Worker<R> {
     /// Takes a connection over.
@@ -294,7 +291,39 @@ impl<R: Reactor> Worker<R> {
         queue.question = queue.question.wrapping_add(1);
         queue.unseen = workers.len();
         for worker in workers {
-            self.target.mailboxes[worker].post(Notice::Look { waiter, question: queue.question, turns: TURNS_TO_LOOK });
+            let (host, subsystem) = (wish.host.clone(), wish.subsystem);
+            self.target.mailboxes[worker].post(Notice::Look { waiter, question: queue.question, host, subsystem });
+        }
+    }
+
+    /// Begins to look at all that has come on the queues of a host.
+    pub(super) fn look(&mut self, ctx: &mut Context<'_, R>, waiter: Waiter, question: u32, host: &Host, subsystem: SubsystemIndex) {
+        let mut queues = Vec::new();
+        for (_, queue) in &self.queues {
+            let association = match &queue.phase {
+                Phase::Admin(controller) => &controller.association,
+                Phase::Io(member) => &member.association,
+                _ => continue,
+            };
+            if association.host == *host && association.subsystem == subsystem {
+                ctx.fabric.look(queue.qp);
+                queues.push(queue.key);
+            }
+        }
+        self.looking.push(Looking { waiter, question, queues });
+        // The turn in which it is asked may have begun before a stall: timers that were due then fire in the next one.
+        self.target.mailboxes[self.index].wake();
+    }
+
+    /// Tells who asked before this turn, if all was looked at.
+    pub(super) fn go_on_looking(&mut self, ctx: &Context<'_, R>) {
+        for mut looking in std::mem::take(&mut self.looking) {
+            looking.queues.retain(|&key| self.index_of(key).is_some_and(|index| !ctx.fabric.has_looked(self.queues[index].qp)));
+            if looking.queues.is_empty() {
+                self.target.mailboxes[looking.waiter.worker].post(Notice::Looked(looking.waiter.queue, looking.question));
+            } else {
+                self.looking.push(looking);
+            }
         }
     }
 

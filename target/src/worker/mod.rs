@@ -30,7 +30,7 @@ use godwit_rdma::{Completion, Fabric, Incoming, QpId, WorkId};
 use godwit_reactor::{Event, FileDone, Reactor, Time, Token};
 use slab::Slab;
 
-use crate::association::{AssociationId, Ending};
+use crate::association::{AssociationId, Ending, Waiter};
 use crate::backend::{Attached, Job, Operation, Progress, Store};
 use crate::counters::StoreCounters;
 use crate::error_log::Failure;
@@ -107,6 +107,15 @@ enum Stopping {
     Done,
 }
 
+/// An admin Connect that waits until all that has come on some queues was looked at: see the module `association`.
+struct Looking {
+    waiter: Waiter,
+    /// The number of its question.
+    question: u32,
+    /// Queues that have not looked yet.
+    queues: Vec<QueueKey>,
+}
+
 /// A store as this worker knows it.
 struct Place {
     attached: Attached,
@@ -154,6 +163,7 @@ pub struct Worker<R: Reactor> {
     peers: Vec<Sender<Handover<R::Incoming>>>,
     next_peer: usize,
     listeners: Vec<godwit_reactor::ListenerId>,
+    looking: Vec<Looking>,
     stopping: Stopping,
 }
 
@@ -213,6 +223,7 @@ where
             peers,
             next_peer: index,
             listeners: Vec::new(),
+            looking: Vec::new(),
             stopping: Stopping::No,
         })
     }
@@ -291,6 +302,9 @@ impl<R: Reactor> Worker<R> {
     /// To be called before each flush of the fabric.
     pub fn before_flush(&mut self, reactor: &mut R, fabric: &mut Fabric) {
         let mut ctx = Context { reactor, fabric };
+        if !self.looking.is_empty() {
+            self.go_on_looking(&ctx);
+        }
         if !self.target.mailboxes[self.index].is_empty() {
             for notice in self.target.mailboxes[self.index].take() {
                 self.on_notice(&mut ctx, notice);
@@ -381,12 +395,7 @@ impl<R: Reactor> Worker<R> {
                     self.try_fenced(ctx, index, Attempt::Again);
                 }
             }
-            Notice::Look { waiter, question, turns: 0 } => {
-                self.target.mailboxes[waiter.worker].post(Notice::Looked(waiter.queue, question));
-            }
-            Notice::Look { waiter, question, turns } => {
-                self.target.mailboxes[self.index].post(Notice::Look { waiter, question, turns: turns - 1 });
-            }
+            Notice::Look { waiter, question, host, subsystem } => self.look(ctx, waiter, question, &host, subsystem),
             Notice::Looked(key, question) => self.on_looked(ctx, key, question),
             Notice::Drain => self.drain(ctx),
         }

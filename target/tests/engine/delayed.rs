@@ -91,6 +91,12 @@ impl Reactor for Delayed {
     fn submit(&mut self, file: FileId, op: FileOp, token: Token) {
         self.inner.submit(file, op, token);
     }
+    fn portion(&self) -> usize {
+        self.inner.portion()
+    }
+    fn keeps_looking(&mut self, progress: bool) -> bool {
+        self.inner.keeps_looking(progress)
+    }
     fn set_timer(&mut self, at: Time, token: Token) -> TimerId {
         self.inner.set_timer(at, token)
     }

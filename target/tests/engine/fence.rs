@@ -76,6 +76,35 @@ fn an_association_fences_from_the_moment_that_a_host_sees_its_end() {
     assert_eq!(host.connect_admin(queue, Duration::ZERO).status(), 0);
 }
 
+/// The end of a connection lies behind commands, and more of them than its worker deals with in a turn.
+#[test]
+fn an_association_fences_whatever_its_end_lies_behind() {
+    for commands in [2, 25] {
+        let server = Server::start(Setup { workers: 3, ..Setup::default() });
+        let mut host = Host::new();
+        let (_admin, io) = stalled_write(&server, &mut host);
+        let queue = host.open(server.address, 0, 32);
+        // The admin queue is on the second worker, this one on the first.
+        server.halt(2);
+        host.idle(Duration::from_millis(20));
+        for _ in 0..commands {
+            let sqe = Sqe::flush(host.cid(), NSID);
+            host.send(io, &sqe, None);
+        }
+        host.leave(io);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                server.go_on();
+            });
+            assert_eq!(host.connect_admin(queue, Duration::ZERO).status(), 0x181, "behind {commands} commands: busy, without DNR");
+        });
+        server.resume();
+        host.idle(Duration::from_millis(50));
+        assert_eq!(host.connect_admin(queue, Duration::ZERO).status(), 0);
+    }
+}
+
 #[test]
 fn a_live_association_is_not_superseded_and_does_not_fence() {
     let server = Server::start(Setup { workers: 2, ..Setup::default() });

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
@@ -43,6 +43,8 @@ pub(crate) struct Server {
     pub(crate) target: Arc<Target>,
     hold: Arc<AtomicBool>,
     interrupted: Arc<AtomicBool>,
+    /// The worker that stands still, if there is one of this number.
+    halted: Arc<AtomicUsize>,
     wakers: Vec<Waker>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -79,13 +81,15 @@ impl Server {
         let target = Arc::new(Target::new(vec![subsystem], vec![Portal::new(address)], setup.limits, setup.workers));
         let hold = Arc::new(AtomicBool::new(false));
         let interrupted = Arc::new(AtomicBool::new(false));
+        let halted = Arc::new(AtomicUsize::new(usize::MAX));
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..setup.workers).map(|_| mpsc::channel()).unzip();
         let (ready, readiness) = mpsc::channel();
         let mut threads = Vec::new();
         for (index, receiver) in receivers.into_iter().enumerate() {
             let (target, senders, stores, hold, ready) =
                 (Arc::clone(&target), senders.clone(), stores.clone(), Arc::clone(&hold), ready.clone());
-            let (pool, listener, interrupted) = (setup.pool.clone(), listener.take(), Arc::clone(&interrupted));
+            let (pool, listener) = (setup.pool.clone(), listener.take());
+            let (interrupted, halted) = (Arc::clone(&interrupted), Arc::clone(&halted));
             threads.push(std::thread::spawn(move || {
                 let ring = Uring::new(&UringConfig { pool, poll: PollBudget(std::time::Duration::ZERO) }).unwrap();
                 let waker = ring.waker();
@@ -102,11 +106,12 @@ impl Server {
                     }),
                 );
                 ready.send(waker).unwrap();
-                run(&mut reactor, &mut worker, &interrupted);
+                let stands_still = || halted.load(Ordering::SeqCst) == index;
+                run(&mut reactor, &mut worker, stands_still, &interrupted);
             }));
         }
         let wakers = (0..setup.workers).map(|_| readiness.recv().unwrap()).collect();
-        Self { address, target, hold, interrupted, wakers, threads }
+        Self { address, target, hold, interrupted, halted, wakers, threads }
     }
 
     /// Makes operations of backends take until [`Self::resume`].
@@ -119,7 +124,18 @@ impl Server {
         self.interrupted.store(true, Ordering::SeqCst);
     }
 
+    /// Has a worker stand still between two turns, until [`Self::go_on`].
+    pub(crate) fn halt(&self, worker: usize) {
+        self.halted.store(worker, Ordering::SeqCst);
+        self.wakers[worker].wake();
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.halted.store(usize::MAX, Ordering::SeqCst);
+    }
+
     pub(crate) fn resume(&self) {
+        self.go_on();
         self.interrupted.store(false, Ordering::SeqCst);
         self.hold.store(false, Ordering::SeqCst);
         self.wakers.iter().for_each(Waker::wake);
@@ -146,10 +162,13 @@ impl Drop for Server {
     }
 }
 
-fn run(reactor: &mut Delayed, worker: &mut Worker<Delayed>, interrupted: &AtomicBool) {
+fn run(reactor: &mut Delayed, worker: &mut Worker<Delayed>, stands_still: impl Fn() -> bool, interrupted: &AtomicBool) {
     let mut fabric = Fabric::new();
     let mut events = Vec::new();
     while !worker.is_done() {
+        while stands_still() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         reactor.turn(&mut events).unwrap();
         for event in events.drain(..) {
             if event.token().is_some_and(Fabric::owns) {

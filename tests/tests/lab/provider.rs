@@ -208,7 +208,7 @@ fn what_siw_let_lie_when_it_accepted_is_fetched_from_it_by_the_side_that_accepts
 
 /// The bytes of a frame.
 fn fpdu(segment: &Segment, payload: &[u8]) -> Vec<u8> {
-    [segment.header(), payload, segment.trailer([payload]).as_ref()].concat()
+    [segment.header(), payload, segment.trailer(segment.header(), [payload]).as_ref()].concat()
 }
 
 /// Memory of a peer that lends none.

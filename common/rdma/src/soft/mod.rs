@@ -160,9 +160,16 @@ impl Soft {
     }
 
     pub(crate) fn poll<R: Reactor>(&mut self, reactor: &mut R) -> Option<(QpId, Completion)> {
-        if self.polled >= reactor.portion() && !self.ready.iter().any(|&id| self.get(id).is_some_and(QueuePair::has_ended)) {
-            reactor.keeps_looking(true);
-            return None;
+        if self.polled >= reactor.portion() && !self.ready.is_empty() {
+            let Some(ended) = self.ready.iter().position(|&id| self.get(id).is_some_and(QueuePair::has_ended)) else {
+                // For the reactor this is a turn with work, though nothing was read in it.
+                reactor.keeps_looking(true);
+                return None;
+            };
+            if ended > 0 {
+                self.ready.swap(0, ended);
+                self.reported = 0;
+            }
         }
         loop {
             let id = *self.ready.front()?;
@@ -352,6 +359,18 @@ impl Soft {
 
     fn stream(&self, id: QpId) -> Option<godwit_reactor::StreamId> {
         self.get(id).map(|qp| qp.stream)
+    }
+
+    pub(crate) fn look(&mut self, id: QpId) {
+        if let Some(qp) = self.qp(id) {
+            qp.look();
+        }
+        self.mark_ready(id);
+        self.mark_dirty(id);
+    }
+
+    pub(crate) fn has_looked(&self, id: QpId) -> bool {
+        self.get(id).is_none_or(QueuePair::has_looked)
     }
 
     pub(crate) fn is_stalled(&self, id: QpId) -> bool {

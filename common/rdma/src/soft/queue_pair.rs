@@ -96,12 +96,23 @@ pub(super) struct QueuePair {
     has_read: bool,
     /// It would have read once more.
     postponed: bool,
+    look: Look,
     /// Bytes of data posted since the last flush.
     posted_bytes: usize,
 }
 
+/// How much of what had come when it was asked for was looked at: see [`Fabric::look`](crate::Fabric::look).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// Bytes may be there that are not read.
+    AtBytes,
+    /// They were read, for a read found fewer than it had room for; the end may be behind them.
+    AtEnd,
+    Done,
+}
+
 /// What a step came to.
-pub(super) enum Step {
+enum Step {
     /// Something to report.
     Completion(Completion),
     /// There may be more to do.
@@ -133,6 +144,7 @@ impl QueuePair {
             dry: false,
             has_read: false,
             postponed: false,
+            look: Look::Done,
         }
     }
 
@@ -149,6 +161,19 @@ impl QueuePair {
     /// Bytes of data that were posted and not yet flushed.
     pub(super) fn posted_bytes(&self) -> usize {
         self.posted_bytes
+    }
+
+    /// Has what has come so far be read, whether or not the stream says that there is something.
+    pub(super) fn look(&mut self) {
+        if matches!(self.state, State::Streaming(_)) {
+            self.look = Look::AtBytes;
+            self.dry = false;
+        }
+    }
+
+    /// Whether that was done, and what it brought was reported.
+    pub(super) fn has_looked(&self) -> bool {
+        self.look == Look::Done || !matches!(self.state, State::Streaming(_))
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -217,7 +242,9 @@ impl QueuePair {
     /// Grants the read of another turn; true when the last one's was not enough.
     pub(super) fn start_turn(&mut self) -> bool {
         self.has_read = false;
-        std::mem::take(&mut self.postponed)
+        let looks = !self.has_looked() && !self.stalled;
+        self.dry &= !looks;
+        std::mem::take(&mut self.postponed) || looks
     }
 
     pub(super) fn on_writable(&mut self) {
@@ -342,10 +369,16 @@ impl QueuePair {
             }
             Ok(count) => {
                 self.dry = count < room;
+                self.look = match self.look {
+                    Look::AtBytes if self.dry => Look::AtEnd,
+                    Look::AtEnd => Look::Done,
+                    as_before => as_before,
+                };
                 Some(count)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.dry = true;
+                self.look = Look::Done;
                 None
             }
             Err(error) => {

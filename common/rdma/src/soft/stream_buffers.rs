@@ -1,7 +1,7 @@
 //! Buffers for bytes of streams that are read and not yet looked at.
 //!
-//! A queue pair has one only while there are such bytes of its stream: mostly within one step, longer when it has to wait in the middle of them. So a thread
-//! needs one, however many connections it has.
+//! A queue pair has one only while there are such bytes of its stream: mostly within one step, longer when it waits in the middle of them, for memory or for
+//! its next turn. So a thread needs one, however many connections it has, and little more while it works.
 
 /// Bytes that are read in one call.
 const BUFFER_BYTES: usize = 128 << 10;

@@ -114,7 +114,7 @@ impl Payload {
         }
     }
 
-    /// Does so for all such work.
+    /// Fetches what work posted since the last time writes.
     pub(super) fn fetch(&mut self) {
         Extent::prefetch(self.unfetched.iter().filter_map(|&key| match self.works.get(key) {
             Some(Work::WriteExtent { extent }) => Some(extent),

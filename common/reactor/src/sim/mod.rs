@@ -440,6 +440,11 @@ impl Reactor for Sim {
         shared.disk_agenda.insert(key, DiskNotice { host, epoch, file, op, token, changes });
     }
 
+    /// As little as a thread that has slept deals with, so that what is left over for later turns is the rule here.
+    fn portion(&self) -> usize {
+        4
+    }
+
     fn set_timer(&mut self, at: Time, token: Token) -> TimerId {
         let mut shared = self.world.shared.borrow_mut();
         let now = shared.now;

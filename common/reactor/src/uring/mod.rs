@@ -8,6 +8,12 @@
 //! operation, an idle one no processor time. Between fruitless turns the thread yields if anybody takes the core, for it may share that with its peer; where
 //! others want the core for work of their own it spins for a moment only, and keeps the core until it sleeps (see [`crowding`]).
 //!
+//! # How much it does at once
+//!
+//! A thread that was idle deals with a little of what came, sends what that leads to, and goes on with twice as much. For its peers have nothing to do until
+//! they hear of the first: where a disk tells of many ended operations at once, and each thread did all that there is before the next one begins, only one
+//! of them would work at a time. After some turns with work in each of them there is no limit. What is left over keeps the next turn from sleeping.
+//!
 //! # Why file buffers are safe
 //!
 //! [`Reactor::submit`] moves the operation, buffer and all, into the in-flight table; only its completion entry (file operations have exactly one)
@@ -41,10 +47,10 @@ use streams::Streams;
 pub use streams::{Incoming, Listener};
 use watches::Watches;
 
-/// A thread that has had nothing to do for so long has let its peers run dry: see [`Reactor::portion`].
+/// A thread that has had nothing to do for so long, or has slept, begins with a small portion: see [`Reactor::portion`].
 const RUN_DRY: Duration = Duration::from_micros(100);
 
-/// What it does before it sends, of much that comes at once; twice as much in the next turn, and so on.
+/// What it does then of much that comes at once, before it sends; twice as much in the next turn, and so on.
 const FIRST_PORTION: usize = 4;
 
 /// For how long a thread keeps looking for work after the last progress, before it sleeps.
@@ -95,6 +101,7 @@ pub struct Uring {
     stay_awake: bool,
     /// File operations have ended that the last turn left for the next.
     more_finished: bool,
+    /// How much this turn deals with.
     portion: usize,
     crowding: Crowding,
 }
