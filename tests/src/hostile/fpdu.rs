@@ -169,7 +169,7 @@ mod tests {
         let mut connection = Connection::new(Role::Initiator, negotiated, Options::default());
         connection.post_send(1, SendKind::Plain, 5).unwrap();
         let segment = connection.next_segment().unwrap();
-        let theirs = [segment.header(), b"hello", segment.trailer([&b"hello"[..]]).as_ref()].concat();
+        let theirs = [segment.header(), b"hello", segment.trailer(segment.header(), [&b"hello"[..]]).as_ref()].concat();
         assert_eq!(frame(&Untagged::new(Opcode::SEND, 0, 1).ulpdu(b"hello")), theirs);
         assert_eq!(take(&theirs).unwrap(), Some((theirs.len(), Incoming::Send { payload: b"hello".to_vec() })));
         assert_eq!(take(&theirs[..theirs.len() - 1]).unwrap(), None);
