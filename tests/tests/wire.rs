@@ -15,10 +15,10 @@ use std::time::Duration;
 use godwit_tests::daemon::{Initiator, NQN, Process, Target, binary, free_port, wait_for};
 use godwit_tests::tools::{fio, run};
 
-/// A capture of the loopback device, as long as it lives.
 /// Packets that two processors sent may be captured in the wrong order, which tshark otherwise takes for the order of the stream.
 const IN_ANY_ORDER: [&str; 2] = ["-o", "tcp.reassemble_out_of_order:TRUE"];
 
+/// A capture of the loopback device, as long as it lives.
 struct Capture {
     process: Process,
     path: std::path::PathBuf,
