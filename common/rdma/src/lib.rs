@@ -4,7 +4,8 @@
 //! afterwards which provider a queue pair runs on.
 //!
 //! One turn of a thread's loop is: give the fabric the reactor's events that it [owns](Fabric::owns), [`poll`](Fabric::poll) until there is nothing
-//! left or it has been enough, [`flush`](Fabric::flush) once. Posting only queues; the flush is the doorbell, so that what was posted in one turn leaves together.
+//! left or it has been enough, [`flush`](Fabric::flush) once. Posting only queues; the flush is the doorbell, so that what was posted in one turn leaves
+//! together.
 //!
 //! # Who owns a buffer
 //!

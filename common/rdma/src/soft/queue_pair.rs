@@ -657,15 +657,8 @@ impl QueuePair {
             return Err(extent);
         }
         let len_bytes = extent.len_bytes();
-        let mut posted = None;
-        let flushed = self.post(Work::WriteExtent { extent }, |connection, key| {
-            posted = usize::try_from(key).ok();
-            connection.post_write(key, Stag(to.rkey.0), to.address, message_len(len_bytes))
-        });
-        if let (State::Streaming(streaming), Some(key)) = (&mut self.state, posted) {
-            streaming.payload.fetch_soon(key);
-        }
-        Ok(flushed)
+        let post = |connection: &mut Connection, key| connection.post_write(key, Stag(to.rkey.0), to.address, message_len(len_bytes));
+        Ok(self.post(Work::WriteExtent { extent }, post))
     }
 
     pub(super) fn post_read(&mut self, id: WorkId, mut sink: Buffer, len_bytes: usize, from: Remote) -> bool {

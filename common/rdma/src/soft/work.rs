@@ -103,18 +103,18 @@ impl Payload {
 
     pub(super) fn add(&mut self, work: Work) -> u64 {
         assert!(self.works.len() < self.send_depth, "more work is posted than the queue pair's send depth of {}", self.send_depth);
-        self.works.insert(work) as u64
-    }
-
-    /// Has what this work writes be in the processor's cache when it is sent.
-    pub(super) fn fetch_soon(&mut self, key: usize) {
-        self.unfetched.push(key);
-        if self.unfetched.len() == FETCHED_TOGETHER {
-            self.fetch();
+        let is_on_disk = matches!(work, Work::WriteExtent { .. });
+        let key = self.works.insert(work);
+        if is_on_disk {
+            self.unfetched.push(key);
+            if self.unfetched.len() == FETCHED_TOGETHER {
+                self.fetch();
+            }
         }
+        key as u64
     }
 
-    /// Fetches what work posted since the last time writes.
+    /// Has the processor fetch what work that was added since the last time writes from disks.
     pub(super) fn fetch(&mut self) {
         Extent::prefetch(self.unfetched.iter().filter_map(|&key| match self.works.get(key) {
             Some(Work::WriteExtent { extent }) => Some(extent),
