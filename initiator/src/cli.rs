@@ -203,7 +203,7 @@ pub struct ConnectArgs {
     #[arg(long, value_name = "SWITCH", default_value_t = ConnectOptions::default().crc)]
     pub crc: Crc,
 
-    /// How long a reactor spins before it sleeps, as in 50us; digits alone are microseconds, and 0 never spins
+    /// How long a reactor spins before it sleeps, as in 50us, and longer for answers that come soon after; 0 never spins
     #[arg(long, value_name = "TIME", default_value_t = ConnectOptions::default().poll)]
     pub poll: PollBudget,
 

@@ -148,6 +148,8 @@ struct Worker<'a> {
     /// Whose the last completion was: the next one is most often its, too.
     recent: VolumeNumber,
     touched: Touched,
+    /// Volumes whose target has commands.
+    expectant: usize,
 }
 
 /// Volumes to which something happened in this turn, each once: there are few.
@@ -172,6 +174,8 @@ struct Served {
     peers: Vec<Mailbox<ToWorker>>,
     next_peer: usize,
     draining: bool,
+    /// The target had commands when it was last pumped.
+    expectant: bool,
 }
 
 impl<'a> Worker<'a> {
@@ -185,6 +189,7 @@ impl<'a> Worker<'a> {
             outbox,
             recent: VolumeNumber(0),
             touched: Touched::default(),
+            expectant: 0,
         }
     }
 
@@ -213,6 +218,7 @@ impl<'a> Worker<'a> {
                 }
             }
             self.pump();
+            self.reactor.expects(self.expectant > 0);
             self.fabric.flush(&mut self.reactor);
         }
     }
@@ -223,6 +229,9 @@ impl<'a> Worker<'a> {
         for number in touched.drain(..) {
             let Some(served) = self.volumes.get_mut(&number) else { continue };
             served.pump(&mut self.reactor, &mut self.fabric);
+            let expectant = served.volume.expects_answers();
+            self.expectant -= usize::from(std::mem::replace(&mut served.expectant, expectant));
+            self.expectant += usize::from(expectant);
             while let Some((link, end)) = served.front.as_mut().and_then(nbd::Front::next_ended_link) {
                 (self.outbox)(FromWorker::LinkEnded(number, link, end));
             }
@@ -333,12 +342,22 @@ impl<'a> Worker<'a> {
         let control = control.map(|part| VolumeControl::new(part.settings, tokens, part.queues, part.news, part.events));
         let mut volume = VolumeThread::new(tokens, self.index, control, orders, to_control, io_timeout);
         volume.start(&mut self.reactor, &mut self.fabric);
-        let served = Served { front: None, generator: None, volume, listener: None, peers: Vec::new(), next_peer: 0, draining: false };
+        let served = Served {
+            front: None,
+            generator: None,
+            volume,
+            listener: None,
+            peers: Vec::new(),
+            next_peer: 0,
+            draining: false,
+            expectant: false,
+        };
         self.volumes.insert(number, served);
     }
 
     fn forget(&mut self, number: VolumeNumber) {
         let Some(mut served) = self.volumes.remove(&number) else { return };
+        self.expectant -= usize::from(served.expectant);
         // The last orders, and what they make of the operations that are left.
         served.pump(&mut self.reactor, &mut self.fabric);
         if let Some(listener) = served.listener {

@@ -263,6 +263,9 @@ pub trait Reactor {
         usize::MAX
     }
 
+    /// For a caller that has asked its peers for something: whether it waits for `answers`, from now on. It may be worth a longer look for them.
+    fn expects(&mut self, _answers: bool) {}
+
     /// For a caller that looks for work of its own in each turn: `progress` says whether it has found any since it last called. True: the next turn
     /// does not sleep, so that it can look again. False: the next turn may sleep, and only an event ends that.
     fn keeps_looking(&mut self, _progress: bool) -> bool {

@@ -92,3 +92,38 @@ fn who_finds_nothing_keeps_looking_for_the_budget() {
     assert!(turns > 1, "it was sent to sleep after {turns} turns");
     assert!(started.elapsed() < Duration::from_millis(150), "and told to sleep when the budget was used up");
 }
+
+/// How long a thread keeps looking that awaits something, or not, after some answers that came so late.
+fn looks_for(it: &mut Loop, awaits: bool, late: Duration) -> Duration {
+    it.reactor.expects(true);
+    for _ in 0..8 {
+        assert!(it.reactor.keeps_looking(true));
+        it.turn(Duration::ZERO);
+        std::thread::sleep(late);
+        it.turn(Duration::ZERO);
+    }
+    it.reactor.expects(awaits);
+    assert!(it.reactor.keeps_looking(true));
+    it.turn(Duration::ZERO);
+    let started = Instant::now();
+    while it.reactor.keeps_looking(false) {
+        it.turn(Duration::ZERO);
+    }
+    started.elapsed()
+}
+
+#[test]
+fn who_awaits_an_answer_looks_longer_where_answers_came_soon_after_the_budget() {
+    let it = &mut Loop::spinning(Duration::from_micros(100));
+    let mut looks = |awaits, late| {
+        let mut all: Vec<Duration> = (0..10).map(|_| looks_for(it, awaits, Duration::from_micros(late))).collect();
+        all.sort_unstable();
+        all
+    };
+    let patient = looks(true, 200);
+    assert!(patient[9] >= Duration::from_micros(900), "answers come, and it looked for {patient:?}");
+    let idle = looks(false, 200);
+    assert!(idle[0] < Duration::from_micros(500), "nothing is due, and it looked for {idle:?}");
+    let hopeless = looks(true, 2000);
+    assert!(hopeless[0] < Duration::from_micros(500), "answers take long, and it looked for {hopeless:?}");
+}

@@ -66,6 +66,11 @@ impl VolumeThread {
         self.queue.as_mut()
     }
 
+    /// Whether the target has commands of this thread's queue.
+    pub fn expects_answers(&self) -> bool {
+        self.queue.as_ref().is_some_and(IoQueue::expects_answers)
+    }
+
     /// Handles a timer. False when it is not one of this volume.
     pub fn on_timer<R: Reactor>(&mut self, reactor: &mut R, fabric: &mut Fabric, token: Token) -> bool {
         match self.tokens.timer(token) {

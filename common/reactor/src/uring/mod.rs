@@ -5,7 +5,7 @@
 //! Streams are read and written by plain non-blocking calls, which at depth 1 beats a submission per message. A stream that ran dry is *hot*: each
 //! turn offers it for another try. Once no stream made progress for the [`PollBudget`], the hot ones are armed in the ring (`POLL_ADD`, one shot,
 //! which looks at the socket when armed, so nothing is missed) and the thread sleeps in `io_uring_enter`. A busy stream therefore costs no ring
-//! operation, an idle one no processor time. Between fruitless turns the thread yields if anybody takes the core, for it may share that with its peer; where
+//! operation, an idle one no processor time. Where an answer is due that has lately come soon after the budget, it is looked for longer (see [`patience`]). Between fruitless turns the thread yields if anybody takes the core, for it may share that with its peer; where
 //! others want the core for work of their own it spins for a moment only, and keeps the core until it sleeps (see [`crowding`]).
 //!
 //! # How much it does at once
@@ -22,6 +22,7 @@
 
 mod crowding;
 mod files;
+mod patience;
 mod setup;
 mod streams;
 mod watches;
@@ -42,6 +43,7 @@ use crate::{Event, FileDone, FileId, FileOp, ListenerId, Peer, Reactor, StreamId
 use crowding::Crowding;
 pub use files::BackingFile;
 use files::Files;
+use patience::Patience;
 pub use setup::SetupError;
 use streams::Streams;
 pub use streams::{Incoming, Listener};
@@ -53,7 +55,7 @@ const RUN_DRY: Duration = Duration::from_micros(100);
 /// What it does then of much that comes at once, before it sends; twice as much in the next turn, and so on.
 const FIRST_PORTION: usize = 4;
 
-/// For how long a thread keeps looking for work after the last progress, before it sleeps.
+/// For how long a thread keeps looking for work after the last progress, before it sleeps; longer for answers that have come soon after that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollBudget(pub Duration);
 
@@ -97,6 +99,8 @@ pub struct Uring {
     now: Time,
     last_progress: Time,
     progress: bool,
+    /// An answer is due, of a disk or a peer, or was when the last turn began.
+    answer_due: bool,
     /// The next turn is not to sleep.
     stay_awake: bool,
     /// File operations have ended that the last turn left for the next.
@@ -104,6 +108,7 @@ pub struct Uring {
     /// How much this turn deals with.
     portion: usize,
     crowding: Crowding,
+    patience: Patience,
 }
 
 /// What a completion entry is about: the top bits of its user data.
@@ -172,10 +177,12 @@ impl Uring {
             now: monotonic(),
             last_progress: Time::default(),
             progress: false,
+            answer_due: false,
             stay_awake: false,
             more_finished: false,
             portion: FIRST_PORTION,
             crowding: Crowding::default(),
+            patience: Patience::new(config.poll.0),
         })
     }
 
@@ -192,15 +199,20 @@ impl Uring {
     pub fn turn(&mut self, events: &mut Vec<Event<Incoming>>) -> io::Result<()> {
         self.files.start_backlog(&mut self.ring)?;
         self.arm_waker()?;
+        let last_turn = self.now;
         self.read_clock();
         if self.progress {
             self.progress = false;
+            if self.answer_due {
+                self.patience.answered(last_turn.since(self.last_progress));
+            }
             self.last_progress = self.now;
             self.portion = self.portion.saturating_mul(2);
             self.crowding.found_work();
         } else if self.now.since(self.last_progress) > RUN_DRY {
             self.portion = FIRST_PORTION;
         }
+        self.answer_due = self.patience.answer_due || self.files.in_flight() > 0;
         self.files.take_finished(events);
         let spins = self.spins() || std::mem::take(&mut self.stay_awake) || self.more_finished;
         let due = self.next_due().is_some_and(|due| due <= self.now);
@@ -232,7 +244,7 @@ impl Uring {
 
     /// Whether it is time to look for work rather than to sleep.
     fn spins(&self) -> bool {
-        self.now.since(self.last_progress) < self.crowding.budget(self.now, self.poll)
+        self.now.since(self.last_progress) < self.crowding.budget(self.now, self.patience.budget(self.answer_due))
     }
 
     /// Lets others on this core run, if there are any, but for those who would keep it. Also has the ring do its work, as any system call does.
@@ -508,6 +520,10 @@ impl Reactor for Uring {
 
     fn portion(&self) -> usize {
         self.portion
+    }
+
+    fn expects(&mut self, answers: bool) {
+        self.patience.answer_due = answers;
     }
 
     fn keeps_looking(&mut self, progress: bool) -> bool {

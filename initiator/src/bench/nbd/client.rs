@@ -210,6 +210,7 @@ impl Client {
             // What is left begins at the front again, so that the headers never outgrow their room.
             Some(_) => self.move_headers_to_front(),
         }
+        reactor.expects(!self.requests.is_empty());
     }
 
     /// Tells the server that there is nothing more to come ("`NBD_CMD_DISC`"), as far as the socket takes it.

@@ -181,6 +181,11 @@ impl IoQueue {
         self.link.qp() == Some(qp)
     }
 
+    /// Whether the target has commands of it.
+    pub(crate) fn expects_answers(&self) -> bool {
+        self.in_flight > 0
+    }
+
     fn tell(&self, news: News) {
         self.control.send(FromQueue { association: self.association, queue: self.queue, news });
     }
