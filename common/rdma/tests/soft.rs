@@ -10,6 +10,7 @@ use std::sync::Arc;
 use godwit_memory::{Holding, MemoryDisk};
 use godwit_rdma::{Access, Completion, Disconnect, FpduSize, QpConfig, Remote, Rkey, WorkId};
 use godwit_reactor::{Reactor, Token};
+use support::endless::EndlessWorld;
 use support::{HOST, Machines, Net, Pair, Rings, TARGET, config, on_both, pattern};
 
 on_both!(
@@ -327,4 +328,64 @@ fn a_disk_is_not_sent_from_where_frames_end_within_blocks<M: Machines>(seed: u64
     let region = expose_to_writes(pair, 1)[0];
     let (qp, extent) = (pair.qps[TARGET], disk.extent(0, 4096).unwrap());
     assert!(pair.side(TARGET).fabric.post_write_extent(qp, extent, region).is_err());
+}
+
+/// How one queue pair sends all that there is to send, when each call takes so many bytes at most: nothing may be lost, doubled, or summed up wrongly.
+fn arrives_whole(takes: usize, crc: bool) {
+    let pair = &mut Pair::<EndlessWorld>::greeted(3, &QpConfig { crc, ..config() });
+    pair.net.sides.iter_mut().for_each(|side| side.reactor.takes = takes);
+    let disk = Arc::new(MemoryDisk::new(MIB as u64).unwrap());
+    let (qp, holding) = (pair.qps[TARGET], Holding::new(Arc::clone(&disk)));
+    let region = expose_to_writes(pair, 1)[0];
+    let at = |offset: usize| Remote { rkey: region.rkey, address: region.address + offset as u64 };
+    let (mut end, mut blocks) = (0, Vec::new());
+    // Small ones are copied, those of a disk are locked for a call, and the long ones of these are summed up later.
+    for (from_disk, len) in [(true, 512), (false, 100), (true, 16_384), (false, 300), (true, 4096), (true, 20_480), (false, 5000)] {
+        if from_disk {
+            pair.side(TARGET).fabric.post_write_extent(qp, holding.extent(0, len).unwrap(), at(end)).unwrap();
+            blocks.extend((end..end + len).step_by(4096).map(|start| start..(start + 4096).min(end + len)));
+        } else {
+            let source = pair.buffer(TARGET, &pattern(len, 9));
+            pair.write(TARGET, source, len, at(end));
+        }
+        end += len;
+    }
+    let data = pair.buffer(TARGET, &pattern(4096, 5));
+    pair.send(TARGET, WorkId(1), &[7; 16], Some(data), None);
+    let source = pair.buffer(HOST, &pattern(9000, 6));
+    let lent = pair.expose(HOST, source, 9000, Access::RemoteRead);
+    let sink = pair.side(TARGET).pool().take(9000).unwrap();
+    pair.read(TARGET, WorkId(2), sink, 9000, lent);
+
+    let is_over = |side: usize, completion: &Completion| side == TARGET && matches!(completion, Completion::ReadDone { .. });
+    for turn in 0_u32.. {
+        if pair.net.sides[TARGET].completions.iter().any(|(_, completion)| is_over(TARGET, completion)) {
+            break;
+        }
+        disk.write_at(&vec![u8::try_from(turn % 251).unwrap() + 1; 20_480], 0);
+        assert!(pair.net.turn(), "it goes no further after {turn} turns");
+    }
+    let Completion::ReadDone { data, .. } = pair.next(is_over) else { unreachable!() };
+    assert!(*data == *pattern(9000, 6), "what was read differs");
+    let Completion::Received { header, data, .. } = pair.next(|side, c| side == HOST && matches!(c, Completion::Received { .. })) else {
+        unreachable!()
+    };
+    assert!(header.as_bytes() == [7; 16] && data.as_deref() == Some(&pattern(4096, 5)[..]), "the message differs");
+    let buffer = pair.revoke(HOST, region.rkey);
+    assert!(
+        buffer[512..612] == *pattern(100, 9) && buffer[16_996..17_296] == *pattern(300, 9) && buffer[end - 5000..end] == *pattern(5000, 9)
+    );
+    for block in blocks {
+        let first = buffer[block.start];
+        assert!(first > 0 && buffer[block.clone()].iter().all(|&byte| byte == first), "{block:?} is of two writes, or of none");
+    }
+    assert!(!holding.is_lent());
+}
+
+#[test]
+fn however_little_a_call_takes_all_arrives_whole() {
+    for takes in [1, 13, 64, 1000, 4111] {
+        arrives_whole(takes, true);
+        arrives_whole(takes, false);
+    }
 }

@@ -1,8 +1,8 @@
-//! A simulated machine whose network can be made to bring bytes without end.
+//! A simulated machine whose network can be made to bring bytes without end, or to take few at a time.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use godwit_memory::Pool;
 use godwit_reactor::sim::{Disk, Sim, SimIncoming};
@@ -17,6 +17,8 @@ pub(crate) struct Endless {
     position: usize,
     /// Calls of `receive`.
     pub(crate) reads: usize,
+    /// Bytes that a call of `send` takes at most.
+    pub(crate) takes: usize,
 }
 
 pub(crate) struct EndlessWorld(Simulator);
@@ -27,7 +29,7 @@ impl Machines for EndlessWorld {
 
     fn new(seed: u64) -> (Self, [Endless; 2]) {
         let (simulator, sims) = Simulator::new(seed);
-        (Self(simulator), sims.map(|sim| Endless { sim, flood: Vec::new(), position: 0, reads: 0 }))
+        (Self(simulator), sims.map(|sim| Endless { sim, flood: Vec::new(), position: 0, reads: 0, takes: usize::MAX }))
     }
 
     fn listen(&self, target: &mut Side<Self::Reactor>) -> SocketAddr {
@@ -80,6 +82,18 @@ impl Reactor for Endless {
         Ok(count)
     }
 
+    fn send(&mut self, stream: StreamId, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut left = self.takes;
+        let part = |slice| {
+            let bytes: &[u8] = IoSlice::deref(slice);
+            let taken = bytes.len().min(left);
+            left -= taken;
+            IoSlice::new(&bytes[..taken])
+        };
+        let parts: Vec<IoSlice<'_>> = from.iter().map(part).collect();
+        self.sim.send(stream, &parts)
+    }
+
     by_simulator! {
         fn now(&self) -> Time;
         fn pool(&self) -> &Pool;
@@ -87,7 +101,6 @@ impl Reactor for Endless {
         fn close_listener(&mut self, listener: ListenerId);
         fn adopt(&mut self, incoming: SimIncoming, token: Token) -> io::Result<StreamId>;
         fn connect(&mut self, address: SocketAddr, token: Token) -> io::Result<StreamId>;
-        fn send(&mut self, stream: StreamId, from: &[IoSlice<'_>]) -> io::Result<usize>;
         fn shutdown_send(&mut self, stream: StreamId);
         fn close(&mut self, stream: StreamId);
         fn close_gracefully(&mut self, stream: StreamId);
