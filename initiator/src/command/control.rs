@@ -54,19 +54,27 @@ fn own(told: Option<&Path>, name: &str) -> Option<ControlSocket> {
     }
 }
 
-/// The control sockets to ask: one that was named, or those of a folder.
-fn sockets(told: Option<&Path>) -> Vec<PathBuf> {
-    match told {
-        Some(folder) if folder.is_dir() => place::initiators_in(folder),
-        Some(path) => vec![path.to_owned()],
-        None => place::of_initiators().map(|folder| place::initiators_in(&folder)).unwrap_or_default(),
+/// The control sockets to ask: one that was named, or those of a folder, of which there is a `usual` one for most users.
+fn sockets_in(told: Option<&Path>, usual: Option<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
+    match (told, usual) {
+        (Some(folder), _) if folder.is_dir() => Ok(place::initiators_in(folder)),
+        (Some(path), _) => Ok(vec![path.to_owned()]),
+        (None, Some(folder)) => Ok(place::initiators_in(&folder)),
+        (None, None) => {
+            let why = "there is no place to look for daemons of this user: set XDG_RUNTIME_DIR, or name a control socket by --control";
+            Err(Failure::Failed(why.to_owned()))
+        }
     }
+}
+
+fn sockets(told: Option<&Path>) -> Result<Vec<PathBuf>, Failure> {
+    sockets_in(told, place::of_initiators())
 }
 
 /// What all daemons say of their volumes, or of one.
 fn ask_all(ask: &AskArgs, volume: Option<&str>) -> Result<Vec<Value>, Failure> {
     let mut volumes = Vec::new();
-    for socket in sockets(ask.control.as_deref()) {
+    for socket in sockets(ask.control.as_deref())? {
         match Client::call(&socket, &json!({ "command": "status", "volume": volume }), PATIENCE) {
             Ok(Value::Array(more)) => volumes.extend(more),
             // Another daemon may have it. And one that was killed has left its socket.
@@ -126,7 +134,7 @@ pub(super) fn status(args: &StatusArgs) -> Result<(), Failure> {
 
 pub(super) fn disconnect(args: &DisconnectArgs) -> Result<(), Failure> {
     let mut found = Vec::new();
-    for socket in sockets(args.ask.control.as_deref()) {
+    for socket in sockets(args.ask.control.as_deref())? {
         match Client::call(&socket, &json!({ "command": "status", "volume": args.volume }), PATIENCE) {
             Ok(Value::Array(volumes)) => found.extend(volumes.into_iter().map(|volume| (socket.clone(), volume))),
             Err(ControlError::Refused(_) | ControlError::NoServer(_)) => {}
@@ -168,7 +176,7 @@ fn ambiguous(name: &str, found: &[(PathBuf, Value)]) -> Failure {
 }
 
 pub(super) fn prepare_shutdown(args: &AskArgs) -> Result<(), Failure> {
-    for socket in sockets(args.control.as_deref()) {
+    for socket in sockets(args.control.as_deref())? {
         match Client::call(&socket, &json!({ "command": "prepare_shutdown" }), PATIENCE) {
             Ok(_) | Err(ControlError::NoServer(_)) => {}
             Err(error) => return Err(failed(&error)),
@@ -276,5 +284,13 @@ mod tests {
                         \x20 reads  2      8192   12      20      20        21\n\
                         \x20 last error: the target closed the connection\n";
         assert_eq!(show(&volume()), expected);
+    }
+
+    #[test]
+    fn who_has_no_place_for_sockets_is_told_so_and_not_that_there_are_no_volumes() {
+        let told = Path::new("/of/one.sock");
+        assert_eq!(sockets_in(Some(told), None).ok(), Some(vec![told.to_owned()]));
+        assert_eq!(sockets_in(None, Some("/not/there".into())).ok(), Some(vec![]));
+        assert!(matches!(sockets_in(None, None), Err(Failure::Failed(why)) if why.contains("XDG_RUNTIME_DIR")));
     }
 }
