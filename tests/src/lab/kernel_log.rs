@@ -6,6 +6,12 @@ const COMMAND_BEGINS: &str = "lab: the command begins\n";
 /// Words of lines that tell of a fault of the kernel's. A warning has a call trace.
 const COMPLAINTS: [&str; 6] = ["BUG:", "kernel BUG at", "Oops", "Call Trace", "general protection fault", "KASAN:"];
 
+/// Traces of warnings by faults of Linux's own host that no target has a part in, by functions that all are in them.
+const KNOWN: [&[&str]; 1] = [
+    // A controller that is removed while it resets: both have its queues go on.
+    &["blk_mq_unquiesce_tagset", "nvme_rdma_setup_ctrl", "nvme_rdma_reset_ctrl_work"],
+];
+
 /// How many lines around a complaint are shown.
 const BEFORE: usize = 5;
 const AFTER: usize = 40;
@@ -18,8 +24,16 @@ pub fn of_command(log: &str) -> &str {
 /// The first complaint in a log, with what stands around it.
 pub fn complaint(log: &str) -> Option<String> {
     let lines: Vec<_> = log.lines().collect();
-    let first = lines.iter().position(|line| COMPLAINTS.iter().any(|word| line.contains(word)))?;
+    let complains = |line: &str| COMPLAINTS.iter().any(|word| line.contains(word));
+    let first = (0..lines.len()).find(|&at| complains(lines[at]) && !is_known(&lines[at..]))?;
     Some(lines[first.saturating_sub(BEFORE)..lines.len().min(first + AFTER)].join("\n"))
+}
+
+/// Whether a complaint is a trace that is [`KNOWN`].
+fn is_known(lines: &[&str]) -> bool {
+    let trace = lines.iter().position(|line| line.contains("</TASK>")).map_or(&[][..], |end| &lines[..end]);
+    let is_of = |function: &&str| trace.iter().any(|line| line.contains(function));
+    trace.first().is_some_and(|line| line.contains("Call Trace")) && KNOWN.iter().any(|functions| functions.iter().all(is_of))
 }
 
 #[cfg(test)]
@@ -31,6 +45,18 @@ mod tests {
         let log = "[    1.0] nvme nvme0: creating 2 I/O queues.\n[    1.1] WARNING: CPU: 0 PID: 1 at drivers/x.c:1 f+0x1/0x2\n\
                    [    1.2] Call Trace:\n[    1.3]  <TASK>\n";
         assert_eq!(complaint(log).as_deref(), Some(log.trim_end()));
+    }
+
+    #[test]
+    fn a_warning_that_only_the_host_can_cause_is_none() {
+        let known = "[    1.0] WARNING: CPU: 1 PID: 9 at block/blk-mq.c:297 blk_mq_unquiesce_queue+0x8/0x9\n[    1.1] Call Trace:\n[    1.2]  <TASK>\n\
+                     [    1.3]  blk_mq_unquiesce_tagset+0x4d/0x60\n[    1.4]  nvme_rdma_setup_ctrl+0x771/0x860 [nvme_rdma]\n\
+                     [    1.5]  nvme_rdma_reset_ctrl_work+0x7b/0xa0 [nvme_rdma]\n[    1.6]  </TASK>\n";
+        assert_eq!(complaint(known), None);
+        let other = "[    2.0] Call Trace:\n[    2.1]  nvme_rdma_setup_ctrl+0x1/0x2\n[    2.2]  </TASK>\n";
+        assert!(complaint(&format!("{known}{other}")).is_some_and(|said| said.contains("[    2.1]")));
+        assert!(complaint(&format!("{other}{known}")).is_some_and(|said| said.starts_with("[    2.0]")));
+        assert!(complaint(&format!("[    0.9] Oops: 0000\n{known}")).is_some());
     }
 
     #[test]
