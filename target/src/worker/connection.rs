@@ -7,7 +7,7 @@ use godwit_memory::{Buffer, Reservation};
 use godwit_nvme::cm::{QueueAccept, RequestError};
 use godwit_nvme::sqe::{Connect, FabricsCommand};
 use godwit_nvme::{ConnectData, ConnectRefusal, ConnectResult, Sgl, Sqe, Status, StatusCode};
-use godwit_rdma::{Incoming, QpConfig, Remote, Rkey, WorkId};
+use godwit_rdma::{Incoming, Look, QpConfig, Remote, Rkey, WorkId};
 use godwit_reactor::Reactor;
 
 use super::{ADMIN_DATA_BYTES, Context, Looking, Worker};
@@ -306,8 +306,7 @@ impl<R: Reactor> Worker<R> {
                 _ => continue,
             };
             if association.host == *host && association.subsystem == subsystem {
-                ctx.fabric.look(queue.qp);
-                queues.push(queue.key);
+                queues.push((queue.key, ctx.fabric.look(queue.qp)));
             }
         }
         self.looking.push(Looking { waiter, question, queues });
@@ -318,9 +317,16 @@ impl<R: Reactor> Worker<R> {
     /// Tells who asked before this turn, if all was looked at.
     pub(super) fn go_on_looking(&mut self, ctx: &Context<'_, R>) {
         for mut looking in std::mem::take(&mut self.looking) {
-            looking.queues.retain(|&key| self.index_of(key).is_some_and(|index| !ctx.fabric.has_looked(self.queues[index].qp)));
+            let Waiter { worker, queue: asker } = looking.waiter;
+            if worker == self.index && self.index_of(asker).is_none() {
+                continue;
+            }
+            let is_waited_for = |&(key, since): &(QueueKey, Look)| {
+                self.index_of(key).is_some_and(|index| !ctx.fabric.has_looked(self.queues[index].qp, since))
+            };
+            looking.queues.retain(is_waited_for);
             if looking.queues.is_empty() {
-                self.target.mailboxes[looking.waiter.worker].post(Notice::Looked(looking.waiter.queue, looking.question));
+                self.target.mailboxes[worker].post(Notice::Looked(asker, looking.question));
             } else {
                 self.looking.push(looking);
             }

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use godwit_memory::{Buffer, Reservation};
 use godwit_nvme::{Cqe, Status};
-use godwit_rdma::{Completion, Fabric, Incoming, QpId, WorkId};
+use godwit_rdma::{Completion, Fabric, Incoming, Look, QpId, WorkId};
 use godwit_reactor::{Event, FileDone, Reactor, Time, Token};
 use slab::Slab;
 
@@ -112,8 +112,8 @@ struct Looking {
     waiter: Waiter,
     /// The number of its question.
     question: u32,
-    /// Queues that have not looked yet.
-    queues: Vec<QueueKey>,
+    /// Queues that have not looked yet, and since when they are to.
+    queues: Vec<(QueueKey, Look)>,
 }
 
 /// A store as this worker knows it.

@@ -17,6 +17,7 @@ use slab::Slab;
 
 use crate::nudge::NUDGE_AFTER;
 use crate::{Access, Completion, QpConfig, QpId, Remote, Rkey, WorkId};
+pub use queue_pair::Look;
 use queue_pair::{CLOSE_TIMEOUT, QueuePair, REPLY_TIMEOUT, REQUEST_TIMEOUT};
 use stream_buffers::StreamBuffers;
 
@@ -361,16 +362,14 @@ impl Soft {
         self.get(id).map(|qp| qp.stream)
     }
 
-    pub(crate) fn look(&mut self, id: QpId) {
-        if let Some(qp) = self.qp(id) {
-            qp.look();
-        }
+    pub(crate) fn look(&mut self, id: QpId) -> Look {
         self.mark_ready(id);
         self.mark_dirty(id);
+        self.qp(id).map(QueuePair::look).unwrap_or_default()
     }
 
-    pub(crate) fn has_looked(&self, id: QpId) -> bool {
-        self.get(id).is_none_or(QueuePair::has_looked)
+    pub(crate) fn has_looked(&self, id: QpId, since: Look) -> bool {
+        self.get(id).is_none_or(|qp| qp.has_looked(since))
     }
 
     pub(crate) fn is_stalled(&self, id: QpId) -> bool {

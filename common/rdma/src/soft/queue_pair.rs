@@ -96,19 +96,34 @@ pub(super) struct QueuePair {
     has_read: bool,
     /// It would have read once more.
     postponed: bool,
-    look: Look,
+    /// How far it has come with its stream.
+    progress: Look,
+    /// The last read found fewer bytes than it had room for.
+    was_short: bool,
+    /// From where on it was asked last to look at what has come.
+    asked: Option<Look>,
     /// Bytes of data posted since the last flush.
     posted_bytes: usize,
 }
 
-/// How much of what had come when it was asked for was looked at: see [`Fabric::look`](crate::Fabric::look).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
-    /// Bytes may be there that are not read.
-    AtBytes,
-    /// They were read, for a read found fewer than it had room for; the end may be behind them.
-    AtEnd,
-    Done,
+/// More bytes than can have come before they are read: Linux lets what a socket holds grow to 6 MiB, if not told otherwise.
+const MOST_UNREAD_BYTES: u64 = 8 << 20;
+
+/// A place in what a peer sends: see [`Fabric::look`](crate::Fabric::look).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Look {
+    /// Bytes that were read.
+    bytes: u64,
+    /// How often a stream was found empty, or read after it was: the end, which is no byte, may have come behind the last of them.
+    ends: u64,
+}
+
+impl Look {
+    /// Whether at this place all that had come at an earlier one was seen: because there was a moment without any more, and another read since, or because
+    /// there cannot have been so much.
+    fn is_behind_all_of(self, earlier: Self) -> bool {
+        self.ends >= earlier.ends + 2 || self.bytes >= earlier.bytes + MOST_UNREAD_BYTES
+    }
 }
 
 /// What a step came to.
@@ -144,7 +159,9 @@ impl QueuePair {
             dry: false,
             has_read: false,
             postponed: false,
-            look: Look::Done,
+            progress: Look::default(),
+            was_short: false,
+            asked: None,
         }
     }
 
@@ -164,16 +181,15 @@ impl QueuePair {
     }
 
     /// Has what has come so far be read, whether or not the stream says that there is something.
-    pub(super) fn look(&mut self) {
-        if matches!(self.state, State::Streaming(_)) {
-            self.look = Look::AtBytes;
-            self.dry = false;
-        }
+    pub(super) fn look(&mut self) -> Look {
+        self.asked = Some(self.progress);
+        self.dry = false;
+        self.progress
     }
 
     /// Whether that was done, and what it brought was reported.
-    pub(super) fn has_looked(&self) -> bool {
-        self.look == Look::Done || !matches!(self.state, State::Streaming(_))
+    pub(super) fn has_looked(&self, since: Look) -> bool {
+        !matches!(self.state, State::Streaming(_)) || self.progress.is_behind_all_of(since)
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -242,7 +258,8 @@ impl QueuePair {
     /// Grants the read of another turn; true when the last one's was not enough.
     pub(super) fn start_turn(&mut self) -> bool {
         self.has_read = false;
-        let looks = !self.has_looked() && !self.stalled;
+        self.asked = self.asked.filter(|&since| !self.has_looked(since));
+        let looks = self.asked.is_some() && !self.stalled;
         self.dry &= !looks;
         std::mem::take(&mut self.postponed) || looks
     }
@@ -369,16 +386,14 @@ impl QueuePair {
             }
             Ok(count) => {
                 self.dry = count < room;
-                self.look = match self.look {
-                    Look::AtBytes if self.dry => Look::AtEnd,
-                    Look::AtEnd => Look::Done,
-                    as_before => as_before,
-                };
+                self.progress.bytes += count as u64;
+                self.progress.ends += u64::from(std::mem::replace(&mut self.was_short, self.dry));
                 Some(count)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.dry = true;
-                self.look = Look::Done;
+                self.was_short = false;
+                self.progress.ends += 2;
                 None
             }
             Err(error) => {
