@@ -68,6 +68,16 @@ pub(crate) struct Job {
     pub(crate) depth: u16,
 }
 
+impl Job {
+    /// For how long nothing may be due, so that nothing is answered either.
+    pub(crate) fn longest_rest(&self) -> Duration {
+        match self.work {
+            Work::Load(Load { pace: Some(pace), .. }) => pace.rest(),
+            Work::Fill | Work::Check | Work::Load(_) => Duration::ZERO,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
     /// Write the whole part once.
@@ -112,6 +122,11 @@ impl Pace {
         let before = u128::from(first) * u128::from(self.generators) + generator as u128 * u128::from(burst);
         let nanos = before * 1_000_000_000 / u128::from(self.rate.per_second);
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// From the requests of one generator to those of the next.
+    fn rest(self) -> Duration {
+        self.due(1, 0)
     }
 }
 
@@ -158,6 +173,16 @@ mod tests {
         let pace = Pace { rate: Rate { per_second: 20_000, burst: 10 }, generators: 2 };
         let due = |generator| [0, 9, 10, 19, 10_000].map(|request| u64::try_from(pace.due(generator, request).as_micros()).unwrap());
         assert_eq!((due(0), due(1)), ([0, 0, 1000, 1000, 1_000_000], [500, 500, 1500, 1500, 1_000_500]));
+    }
+
+    #[test]
+    fn nothing_is_due_between_bursts() {
+        let rest = |pace| {
+            let load = Load { pattern: Pattern::RandRead, read_percent: 100, pace, ramp: Duration::ZERO, time: Duration::from_secs(1000) };
+            Job { work: Work::Load(load), request_bytes: 4096, depth: 1 }.longest_rest()
+        };
+        assert_eq!(rest(Some(Pace { rate: Rate { per_second: 1, burst: 300 }, generators: 2 })), Duration::from_secs(300));
+        assert_eq!(rest(None), Duration::ZERO);
     }
 
     #[test]

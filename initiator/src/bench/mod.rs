@@ -332,6 +332,7 @@ impl<'a> Bench<'a> {
         let mut counted = Counted::default();
         let mut missing = self.range.parts.len();
         let mut last_progress = (begun, self.completed());
+        let patience = PATIENCE.saturating_add(job.longest_rest());
         self.subject.start(job);
         while missing > 0 {
             let now = Instant::now();
@@ -343,8 +344,8 @@ impl<'a> Bench<'a> {
             if completed > last_progress.1 {
                 last_progress = (now, completed);
             }
-            if now.saturating_duration_since(last_progress.0) > PATIENCE {
-                return Err(BenchError::Stuck(PATIENCE));
+            if now.saturating_duration_since(last_progress.0) > patience {
+                return Err(BenchError::Stuck(patience));
             }
             if due.last().is_some_and(|&at| at <= now) {
                 due.pop();
