@@ -24,7 +24,7 @@
 //!    an admin Connect is admitted, each worker that has a queue of a live association of the same host and subsystem looks at all that has come on such
 //!    queues ([`Associations::workers_of`], [`OpenError::Unseen`]): what had ended when the host connected is dying then. A turn of its loop does for
 //!    timers. It does not for streams: the end of one may lie behind more commands than a turn deals with, or behind some that find no memory; so each is
-//!    read until it was empty, and once more, or as far as what had come can reach, for one that is busy may never be empty
+//!    read until it was empty, and once more, or further than what had come, for one that is busy may never be empty
 //!    ([`Fabric::look`](godwit_rdma::Fabric::look)). A command that a worker finds after the timer ran out does not
 //!    start it again, and is not carried out: see the module `keep_alive`, also for why hosts that reckon when an association must be over reckon right.
 //!

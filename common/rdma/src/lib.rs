@@ -328,13 +328,13 @@ impl Fabric {
     /// Has a queue pair look at all that has come from its peer, up to the end of the connection if that has come: [`Self::has_looked`] says when it has
     /// reported it. What a thread finds in one turn may be less, for it reads so much at a time, and may have been behind. With an RDMA device that is
     /// done in each turn.
-    pub fn look(&mut self, qp: QpId) -> Look {
-        if verbs::is_mine(qp) { Look::default() } else { self.soft.look(qp) }
+    pub fn look<R: Reactor>(&mut self, reactor: &R, qp: QpId) -> Look {
+        if verbs::is_mine(qp) { Look::default() } else { self.soft.look(reactor, qp) }
     }
 
     /// Whether a queue pair has looked since it was asked to; true of one that is gone. A peer that sends without end is no reason that it never has.
-    pub fn has_looked(&self, qp: QpId, since: Look) -> bool {
-        verbs::is_mine(qp) || self.soft.has_looked(qp, since)
+    pub fn has_looked(&self, qp: QpId, look: Look) -> bool {
+        verbs::is_mine(qp) || self.soft.has_looked(qp, look)
     }
 
     /// Whether a queue pair has stopped reading for want of a buffer.

@@ -65,11 +65,11 @@ fn who_is_asked_to_look_finds_all_that_came_and_the_end_behind_it() {
         host.reactor.set_timer(host.reactor.now(), Token(0));
         host.reactor.turn(&mut Vec::new()).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(1));
-        let since = target.fabric.look(qp);
+        let look = target.fabric.look(&target.reactor, qp);
         let (mut received, mut ended) = (0, false);
         for _ in 0..100 {
             target.fabric.flush(&mut target.reactor);
-            if target.fabric.has_looked(qp, since) {
+            if target.fabric.has_looked(qp, look) {
                 break;
             }
             target.reactor.turn(&mut Vec::new()).unwrap();
@@ -78,7 +78,7 @@ fn who_is_asked_to_look_finds_all_that_came_and_the_end_behind_it() {
                 ended |= matches!(completion, Completion::Disconnected { .. });
             }
         }
-        assert!(target.fabric.has_looked(qp, since));
+        assert!(target.fabric.has_looked(qp, look));
         assert_eq!((received, ended), (messages, ends));
     }
 }

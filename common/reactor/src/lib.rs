@@ -202,6 +202,9 @@ pub trait Reactor {
     /// The sender's maximum segment size of a TCP stream, in bytes.
     fn max_segment_bytes(&self, stream: StreamId) -> Option<usize>;
 
+    /// Bytes of a stream that have come and were not received.
+    fn unread_bytes(&self, stream: StreamId) -> u64;
+
     /// Makes a file known.
     ///
     /// # Errors

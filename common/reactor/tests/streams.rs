@@ -47,6 +47,21 @@ fn both_ends_know_each_other() {
 }
 
 #[test]
+fn bytes_that_have_come_are_counted_until_they_are_received() {
+    let it = &mut Loop::sleeping();
+    let (near, far) = it.pair(NEAR, FAR);
+    assert_eq!(it.reactor.unread_bytes(far), 0);
+    it.write(near, &pattern(5000)).unwrap();
+    it.readable(FAR);
+    assert_eq!(it.reactor.unread_bytes(far), 5000);
+    it.reactor.shutdown_send(near);
+    it.read(far, FAR, 1999).unwrap();
+    assert_eq!(it.reactor.unread_bytes(far), 3001, "the end is no byte");
+    it.reactor.close(far);
+    assert_eq!(it.reactor.unread_bytes(far), 0);
+}
+
+#[test]
 fn what_is_sent_arrives_in_order_however_full_the_stream_gets() {
     each_budget(|it| {
         let (near, far) = it.pair(NEAR, FAR);

@@ -306,7 +306,7 @@ impl<R: Reactor> Worker<R> {
                 _ => continue,
             };
             if association.host == *host && association.subsystem == subsystem {
-                queues.push((queue.key, ctx.fabric.look(queue.qp)));
+                queues.push((queue.key, ctx.fabric.look(ctx.reactor, queue.qp)));
             }
         }
         self.looking.push(Looking { waiter, question, queues });
@@ -321,8 +321,8 @@ impl<R: Reactor> Worker<R> {
             if worker == self.index && self.index_of(asker).is_none() {
                 continue;
             }
-            let is_waited_for = |&(key, since): &(QueueKey, Look)| {
-                self.index_of(key).is_some_and(|index| !ctx.fabric.has_looked(self.queues[index].qp, since))
+            let is_waited_for = |&(key, look): &(QueueKey, Look)| {
+                self.index_of(key).is_some_and(|index| !ctx.fabric.has_looked(self.queues[index].qp, look))
             };
             looking.queues.retain(is_waited_for);
             if looking.queues.is_empty() {

@@ -112,7 +112,7 @@ struct Looking {
     waiter: Waiter,
     /// The number of its question.
     question: u32,
-    /// Queues that have not looked yet, and since when they are to.
+    /// Queues that have not looked yet, and at what.
     queues: Vec<(QueueKey, Look)>,
 }
 

@@ -82,6 +82,9 @@ impl Reactor for Delayed {
     fn max_segment_bytes(&self, stream: StreamId) -> Option<usize> {
         self.inner.max_segment_bytes(stream)
     }
+    fn unread_bytes(&self, stream: StreamId) -> u64 {
+        self.inner.unread_bytes(stream)
+    }
     fn register_file(&mut self, file: BackingFile) -> io::Result<FileId> {
         self.inner.register_file(file)
     }

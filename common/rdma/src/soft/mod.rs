@@ -362,14 +362,14 @@ impl Soft {
         self.get(id).map(|qp| qp.stream)
     }
 
-    pub(crate) fn look(&mut self, id: QpId) -> Look {
+    pub(crate) fn look<R: Reactor>(&mut self, reactor: &R, id: QpId) -> Look {
         self.mark_ready(id);
         self.mark_dirty(id);
-        self.qp(id).map(QueuePair::look).unwrap_or_default()
+        self.qp(id).map(|qp| qp.look(reactor)).unwrap_or_default()
     }
 
-    pub(crate) fn has_looked(&self, id: QpId, since: Look) -> bool {
-        self.get(id).is_none_or(|qp| qp.has_looked(since))
+    pub(crate) fn has_looked(&self, id: QpId, look: Look) -> bool {
+        self.get(id).is_none_or(|qp| qp.has_looked(look))
     }
 
     pub(crate) fn is_stalled(&self, id: QpId) -> bool {

@@ -97,32 +97,38 @@ pub(super) struct QueuePair {
     /// It would have read once more.
     postponed: bool,
     /// How far it has come with its stream.
-    progress: Look,
+    position: Position,
     /// The last read found fewer bytes than it had room for.
     was_short: bool,
-    /// From where on it was asked last to look at what has come.
+    /// What it was asked last to look at.
     asked: Option<Look>,
     /// Bytes of data posted since the last flush.
     posted_bytes: usize,
 }
 
-/// More bytes than can have come before they are read: Linux lets what a socket holds grow to 6 MiB, if not told otherwise.
-const MOST_UNREAD_BYTES: u64 = 8 << 20;
-
-/// A place in what a peer sends: see [`Fabric::look`](crate::Fabric::look).
+/// How far a queue pair has come with its stream.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Look {
+struct Position {
     /// Bytes that were read.
     bytes: u64,
-    /// How often a stream was found empty, or read after it was: the end, which is no byte, may have come behind the last of them.
+    /// How often the stream was found empty, which counts twice, or read after it was: the end, which is no byte, may have come behind the last of them.
     ends: u64,
 }
 
+/// Up to where a queue pair is to look: see [`Fabric::look`](crate::Fabric::look).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Look {
+    /// From where on.
+    since: Position,
+    /// Bytes that had come and were not read then.
+    unread: u64,
+}
+
 impl Look {
-    /// Whether at this place all that had come at an earlier one was seen: because there was a moment without any more, and another read since, or because
-    /// there cannot have been so much.
-    fn is_behind_all_of(self, earlier: Self) -> bool {
-        self.ends >= earlier.ends + 2 || self.bytes >= earlier.bytes + MOST_UNREAD_BYTES
+    /// Whether all that had come was seen: because there was a moment without any more, and another read since, or because something was read that came
+    /// later, and is no end.
+    fn is_done_at(self, position: Position) -> bool {
+        position.ends >= self.since.ends + 2 || position.bytes > self.since.bytes + self.unread
     }
 }
 
@@ -159,7 +165,7 @@ impl QueuePair {
             dry: false,
             has_read: false,
             postponed: false,
-            progress: Look::default(),
+            position: Position::default(),
             was_short: false,
             asked: None,
         }
@@ -181,15 +187,16 @@ impl QueuePair {
     }
 
     /// Has what has come so far be read, whether or not the stream says that there is something.
-    pub(super) fn look(&mut self) -> Look {
-        self.asked = Some(self.progress);
+    pub(super) fn look<R: Reactor>(&mut self, reactor: &R) -> Look {
+        let look = Look { since: self.position, unread: reactor.unread_bytes(self.stream) };
+        self.asked = Some(look);
         self.dry = false;
-        self.progress
+        look
     }
 
     /// Whether that was done, and what it brought was reported.
-    pub(super) fn has_looked(&self, since: Look) -> bool {
-        !matches!(self.state, State::Streaming(_)) || self.progress.is_behind_all_of(since)
+    pub(super) fn has_looked(&self, look: Look) -> bool {
+        !matches!(self.state, State::Streaming(_)) || look.is_done_at(self.position)
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -258,7 +265,7 @@ impl QueuePair {
     /// Grants the read of another turn; true when the last one's was not enough.
     pub(super) fn start_turn(&mut self) -> bool {
         self.has_read = false;
-        self.asked = self.asked.filter(|&since| !self.has_looked(since));
+        self.asked = self.asked.filter(|&look| !self.has_looked(look));
         let looks = self.asked.is_some() && !self.stalled;
         self.dry &= !looks;
         std::mem::take(&mut self.postponed) || looks
@@ -386,14 +393,14 @@ impl QueuePair {
             }
             Ok(count) => {
                 self.dry = count < room;
-                self.progress.bytes += count as u64;
-                self.progress.ends += u64::from(std::mem::replace(&mut self.was_short, self.dry));
+                self.position.bytes += count as u64;
+                self.position.ends += u64::from(std::mem::replace(&mut self.was_short, self.dry));
                 Some(count)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.dry = true;
                 self.was_short = false;
-                self.progress.ends += 2;
+                self.position.ends += 2;
                 None
             }
             Err(error) => {

@@ -410,6 +410,10 @@ impl Reactor for Sim {
         None
     }
 
+    fn unread_bytes(&self, stream: StreamId) -> u64 {
+        self.world.shared.borrow().network.unread_bytes(stream.index as usize)
+    }
+
     fn register_file(&mut self, file: Disk) -> io::Result<FileId> {
         let host = &mut self.world.shared.borrow_mut().hosts[self.host];
         host.next_file += 1;

@@ -207,6 +207,10 @@ impl Network {
         self.ends[end].has_news()
     }
 
+    pub(crate) fn unread_bytes(&self, end: usize) -> u64 {
+        self.ends[end].arrived.len() as u64
+    }
+
     fn dispatch(&mut self, from: usize, segment: Segment, moment: &mut Moment<'_>, schedule: &mut dyn FnMut(Time, Notice)) {
         let Some(to) = self.ends[from].peer else { return };
         let travelled = moment.now + moment.random.delay();

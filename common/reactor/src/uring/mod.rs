@@ -473,6 +473,11 @@ impl Reactor for Uring {
         self.streams.open(stream).ok()?.socket.tcp_mss().ok().and_then(|mss| usize::try_from(mss).ok())
     }
 
+    fn unread_bytes(&self, stream: StreamId) -> u64 {
+        // Fails only for what is no stream.
+        self.streams.open(stream).ok().and_then(|open| rustix::io::ioctl_fionread(&open.socket).ok()).unwrap_or(0)
+    }
+
     fn register_file(&mut self, file: BackingFile) -> io::Result<FileId> {
         self.files.register(&self.ring, file)
     }

@@ -55,6 +55,9 @@ impl Reactor for Stage {
     fn max_segment_bytes(&self, _: StreamId) -> Option<usize> {
         None
     }
+    fn unread_bytes(&self, _: StreamId) -> u64 {
+        0
+    }
     fn register_file(&mut self, file: BackingFile) -> io::Result<FileId> {
         self.ring.register_file(file)
     }
