@@ -1,10 +1,10 @@
 //! Whether others want the core of a thread that spins, for work of their own.
 //!
-//! Such a thread yields between its turns, but seldom where nobody takes the core. A yield that takes long gave it to someone who has much to do. One alone
-//! shows nothing: somebody passed, or the hypervisor took the core. But where they come one after the other the thread had better not yield, since it waits for a whole slice of time each time it
-//! does: it keeps the core for as long as a peer that spins on another core takes to answer, then sleeps, for the scheduler prefers who wakes up to who has
-//! been running all the time. Where no answer comes in that time, as from a peer that has to wait for a core itself, it sleeps at once. After a while it looks
-//! again.
+//! Such a thread yields between its turns, but seldom where nobody takes the core. A yield that takes long gave it to someone who has much to do. One
+//! alone shows nothing: somebody passed, or the hypervisor took the core. But where they come one after the other the thread had better not yield,
+//! since it waits for a whole slice of time each time it does: it keeps the core for as long as a peer that spins on another core takes to answer,
+//! then sleeps, for the scheduler prefers who wakes up to who has been running all the time. Where no answer comes in that time, as from a peer that
+//! has to wait for a core itself, it sleeps at once. After a while it looks again.
 
 use std::time::Duration;
 

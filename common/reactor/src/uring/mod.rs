@@ -5,8 +5,9 @@
 //! Streams are read and written by plain non-blocking calls, which at depth 1 beats a submission per message. A stream that ran dry is *hot*: each
 //! turn offers it for another try. Once no stream made progress for the [`PollBudget`], the hot ones are armed in the ring (`POLL_ADD`, one shot,
 //! which looks at the socket when armed, so nothing is missed) and the thread sleeps in `io_uring_enter`. A busy stream therefore costs no ring
-//! operation, an idle one no processor time. Where an answer is due that has lately come soon after the budget, it is looked for longer (see [`patience`]). Between fruitless turns the thread yields if anybody takes the core, for it may share that with its peer; where
-//! others want the core for work of their own it spins for a moment only, and keeps the core until it sleeps (see [`crowding`]).
+//! operation, an idle one no processor time. Where an answer is due that has lately come soon after the budget, it is looked for longer (see
+//! [`patience`]). Between fruitless turns the thread yields if anybody takes the core, for it may share that with its peer; where others want the
+//! core for work of their own it spins for a moment only, and keeps the core until it sleeps (see [`crowding`]).
 //!
 //! # How much it does at once
 //!
