@@ -4,6 +4,59 @@ use std::fmt;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
+/// Bytes of payload that may come with a checksum of their own ([`Trailer::with_sums`](crate::Trailer::with_sums)).
+pub const SUMMED_BYTES: usize = 4096;
+
+/// CRC32C's polynomial, least significant bit first.
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+
+/// What [`SUMMED_BYTES`] of zeroes make of each byte of a CRC: a CRC of two parts is what the length of the second makes of the first's, plus the second's,
+/// and all of it is linear.
+const BEHIND_ZEROES: [[u32; 256]; 4] = {
+    // What zeroes make of each bit: first a single bit of them, then twice as many in each step.
+    let mut bits = [0; 32];
+    bits[0] = POLYNOMIAL;
+    let mut bit = 1;
+    while bit < 32 {
+        bits[bit] = 1 << (bit - 1);
+        bit += 1;
+    }
+    let mut zeroes = 1;
+    while zeroes < 8 * SUMMED_BYTES {
+        let mut twice = [0; 32];
+        let mut bit = 0;
+        while bit < 32 {
+            twice[bit] = apply(&bits, bits[bit]);
+            bit += 1;
+        }
+        bits = twice;
+        zeroes *= 2;
+    }
+    let mut tables = [[0; 256]; 4];
+    let mut byte = 0_u32;
+    while byte < 4 * 256 {
+        let (place, value) = (byte / 256, byte % 256);
+        tables[place as usize][value as usize] = apply(&bits, value << (8 * place));
+        byte += 1;
+    }
+    tables
+};
+
+/// The sum of what is made of each bit.
+const fn apply(bits: &[u32; 32], mut crc: u32) -> u32 {
+    let mut sum = 0;
+    while crc != 0 {
+        sum ^= bits[crc.trailing_zeros() as usize];
+        crc &= crc - 1;
+    }
+    sum
+}
+
+/// What [`SUMMED_BYTES`] of zeroes make of a CRC.
+fn behind_zeroes(crc: u32) -> u32 {
+    crc.to_le_bytes().into_iter().zip(&BEHIND_ZEROES).fold(0, |sum, (byte, table)| sum ^ table[usize::from(byte)])
+}
+
 /// An FPDU's CRC in the making, or nothing when CRC was not negotiated.
 #[derive(Clone)]
 pub(crate) struct Crc(Option<Digest>);
@@ -16,6 +69,12 @@ impl Crc {
     /// The CRC field of what is known as a whole: the shortest way for a short one.
     pub(crate) fn field_of(bytes: &[u8]) -> [u8; 4] {
         crc_fast::crc32_iscsi(bytes).to_le_bytes()
+    }
+
+    /// The CRC field of what is known as a whole but for its end, of which the CRC32C of each [`SUMMED_BYTES`] is known.
+    pub(crate) fn field_with(front: &[u8], sums: impl IntoIterator<Item = u32>) -> [u8; 4] {
+        let front = crc_fast::crc32_iscsi(front);
+        sums.into_iter().fold(front, |crc, sum| behind_zeroes(crc) ^ sum).to_le_bytes()
     }
 
     pub(crate) fn is_enabled(&self) -> bool {
@@ -77,6 +136,16 @@ mod tests {
         assert_eq!(field_of(&[&[0; 4], &first, &[0; 24]]), [0x52, 0x23, 0x99, 0x83]);
         assert_eq!(field_of(&[&second, &[0, 0, 0, 0x14], &[0; 24]]), [0x84, 0x92, 0x58, 0x98]);
         assert_eq!(field_of(&[&first, &[0; 24]]), [0xb7, 0x24, 0x3e, 0xc3]);
+    }
+
+    #[test]
+    fn is_the_same_made_from_the_checksums_of_parts() {
+        let data: Vec<u8> = (0..5 * SUMMED_BYTES).map(|at| u8::try_from(at * at % 251).unwrap()).collect();
+        for (front, blocks) in [(16, 0), (16, 1), (20, 2), (0, 3), (8, 4)] {
+            let (front, end) = (&data[..front], &data[front..front + blocks * SUMMED_BYTES]);
+            let sums = end.chunks(SUMMED_BYTES).map(crc_fast::crc32_iscsi);
+            assert_eq!(Crc::field_with(front, sums), field_of(&[front, end]), "{} bytes, then {blocks} blocks", front.len());
+        }
     }
 
     #[test]

@@ -44,6 +44,7 @@ mod traffic;
 mod wire;
 
 pub use connection::{Connection, FpduSize, Landing, Options, Place, Received, Role, SendKind};
+pub use crc::SUMMED_BYTES;
 pub use fault::{Fault, FaultKind, Misuse};
 pub use memory::{InvalidateError, Memory, PlacementError, ReceiveError, TaggedError};
 pub use number::{Msn, Opcode, QueueNumber, Stag};

@@ -178,6 +178,17 @@ impl Trailer {
         bytes[pad..length].copy_from_slice(&crc.field());
         Self { bytes, length }
     }
+
+    /// The CRC of an FPDU with blocks of [`SUMMED_BYTES`](crate::SUMMED_BYTES) behind `front`, of each of which the CRC32C is given.
+    ///
+    /// # Panics
+    /// When it would need a pad.
+    pub fn with_sums(front: &[u8], sums: impl IntoIterator<Item = u32>) -> Self {
+        assert_eq!(pad_length(front.len() - LENGTH_FIELD), 0, "a header of {} bytes leaves room for a pad", front.len());
+        let mut bytes = [0; Self::CAPACITY];
+        bytes[..CRC_FIELD].copy_from_slice(&Crc::field_with(front, sums));
+        Self { bytes, length: CRC_FIELD }
+    }
 }
 
 impl AsRef<[u8]> for Trailer {

@@ -25,6 +25,7 @@ use nix::sys::mman::{MmapAdvise, madvise};
 use crate::PAGE_BYTES;
 use crate::mapping::Mapping;
 use crate::streaming::{self, LINE_BYTES};
+use crate::sums::Sums;
 
 /// Bytes of a stripe.
 const STRIPE_BYTES: usize = 1 << 20;
@@ -39,6 +40,7 @@ const LOCKS: usize = 1024;
 pub struct MemoryDisk {
     memory: Mapping,
     locks: Vec<RwLock<()>>,
+    sums: Sums,
 }
 
 // SAFETY: the mapping belongs to no thread, and what threads do with its bytes is ordered by the locks: see the module's header.
@@ -55,8 +57,10 @@ impl MemoryDisk {
     pub fn new(len_bytes: u64) -> io::Result<Self> {
         let len_bytes = usize::try_from(len_bytes).ok().filter(|&len| isize::try_from(len).is_ok()).ok_or(Errno::ENOMEM)?;
         let len_bytes = NonZeroUsize::new(len_bytes).ok_or(Errno::EINVAL)?;
+        let memory = Mapping::new(len_bytes)?;
         let locks = (0..LOCKS).map(|_| RwLock::default()).collect();
-        Ok(Self { memory: Mapping::new(len_bytes)?, locks })
+        let sums = Sums::new(len_bytes.get()).ok_or(Errno::ENOMEM)?;
+        Ok(Self { memory, locks, sums })
     }
 
     /// Reads from `offset` on; how much there was before the disk's end.
@@ -76,7 +80,7 @@ impl MemoryDisk {
         let mut done = 0;
         for piece in self.pieces(offset, from.len() as u64) {
             let len = piece.len();
-            let mut writing = self.lock_of(&piece).write().unwrap_or_else(PoisonError::into_inner);
+            let mut writing = self.change(&piece);
             let (place, data) = (self.bytes_mut(&mut writing, piece), &from[done..done + len]);
             if len < PAGE_BYTES {
                 place.copy_from_slice(data);
@@ -91,7 +95,7 @@ impl MemoryDisk {
     /// Makes a range read as zeroes, as far as it is on the disk, and gives the memory of whole pages back.
     pub fn zero(&self, offset: u64, len_bytes: u64) {
         for piece in self.pieces(offset, len_bytes) {
-            let mut writing = self.lock_of(&piece).write().unwrap_or_else(PoisonError::into_inner);
+            let mut writing = self.change(&piece);
             let pages = piece.start.next_multiple_of(PAGE_BYTES)..piece.end / PAGE_BYTES * PAGE_BYTES;
             let given_back = NonNull::new(self.address(pages.start).cast()).filter(|_| !pages.is_empty()).is_some_and(|start| {
                 // SAFETY: the pages lie in the piece, whose lock is held by us alone; private and anonymous, they read as zeroes from then on.
@@ -120,6 +124,13 @@ impl MemoryDisk {
     fn bytes_mut<'a>(&self, _writing: &'a mut RwLockWriteGuard<'_, ()>, piece: Range<usize>) -> &'a mut [u8] {
         // SAFETY: the piece lies in the mapping and in one stripe, which nobody else reads or changes meanwhile.
         unsafe { slice::from_raw_parts_mut(self.address(piece.start), piece.len()) }
+    }
+
+    /// Keeps a piece from others, for it is about to change.
+    fn change(&self, piece: &Range<usize>) -> RwLockWriteGuard<'_, ()> {
+        let writing = self.lock_of(piece).write().unwrap_or_else(PoisonError::into_inner);
+        self.sums.forget(piece);
+        writing
     }
 
     fn lock_of(&self, piece: &Range<usize>) -> &RwLock<()> {
@@ -231,6 +242,19 @@ pub struct Reading<'a> {
     disk: &'a MemoryDisk,
     lock: RwLockReadGuard<'a, ()>,
     piece: Range<usize>,
+}
+
+impl Reading<'_> {
+    /// Whether [`sums`](Self::sums) gives checksums without looking at a byte.
+    pub fn has_sums(&self) -> bool {
+        self.disk.sums.are_known(&self.piece)
+    }
+
+    /// The CRC32C of each [`SUMMED_BYTES`](crate::SUMMED_BYTES), which the disk keeps until they are changed; `None` when the bytes do not begin and end at
+    /// multiples of that on the disk.
+    pub fn sums(&self) -> Option<impl Iterator<Item = u32>> {
+        self.disk.sums.get(&self.piece, self)
+    }
 }
 
 impl Deref for Reading<'_> {
@@ -368,6 +392,44 @@ mod tests {
             drop((reading, again));
         });
         assert!(extent.read(0..8192).iter().all(|&byte| byte == 1));
+    }
+
+    #[test]
+    fn checksums_are_those_of_the_bytes_and_kept_until_these_change() {
+        const PAGE: u64 = PAGE_BYTES as u64;
+        let disk = Arc::new(MemoryDisk::new(2 * STRIPE).unwrap());
+        let holding = Holding::new(Arc::clone(&disk));
+        let all = holding.extent(0, STRIPE_BYTES).unwrap();
+        let (changed, kept) = (PAGE_BYTES..3 * PAGE_BYTES, 3 * PAGE_BYTES..8 * PAGE_BYTES);
+        let check = |is_known: bool| {
+            let reading = all.read(changed.clone());
+            assert_eq!(reading.has_sums(), is_known);
+            let expected: Vec<u32> = reading.chunks(PAGE_BYTES).map(crc_fast::crc32_iscsi).collect();
+            assert_eq!(reading.sums().unwrap().collect::<Vec<_>>(), expected);
+            assert!(reading.has_sums());
+            expected
+        };
+        let zeroes = check(false);
+        drop(all.read(kept.clone()).sums().unwrap().count());
+        let changes: [&dyn Fn(); 5] = [
+            &|| assert_eq!(disk.write_at(&[1], PAGE), 1),
+            &|| assert_eq!(disk.write_at(&[2; 2], 3 * PAGE - 2), 2),
+            &|| assert_eq!(disk.write_at(&[3; 2], 2 * PAGE - 1), 2),
+            &|| assert_eq!(disk.write_at(&[4; PAGE_BYTES], 2 * PAGE), PAGE_BYTES),
+            // A page, and the end of the one before.
+            &|| disk.zero(2 * PAGE - 9, PAGE + 9),
+        ];
+        for change in changes {
+            check(true);
+            change();
+            assert!(all.read(kept.clone()).has_sums());
+            assert_ne!(check(false), zeroes);
+        }
+        disk.zero(PAGE, 2 * PAGE);
+        assert_eq!(check(false), zeroes);
+        for part in [1..PAGE_BYTES, 0..PAGE_BYTES - 1, 512..PAGE_BYTES + 512] {
+            assert!(all.read(part.clone()).sums().is_none() && !all.read(part).has_sums());
+        }
     }
 
     #[test]

@@ -16,7 +16,9 @@ mod mapping;
 mod pool;
 mod reservation;
 mod streaming;
+mod sums;
 
 pub use disk::{Extent, Holding, MemoryDisk, Reading};
 pub use pool::{Buffer, ClassLayout, Layout, MAX_BUFFER_BYTES, PAGE_BYTES, Pool, PoolError};
 pub use reservation::Reservation;
+pub use sums::SUMMED_BYTES;

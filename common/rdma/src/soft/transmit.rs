@@ -13,7 +13,8 @@
 //! from writing. So
 //!
 //! * such a frame gets its CRC when a call takes it, under the same lock; one that did not leave gets another at the next call. A long payload is sent first
-//!   and summed up then, for the call has just fetched it, and its trailer goes with the next call;
+//!   and summed up then, for the call has just fetched it, and its trailer goes with the next call. The disk keeps the checksums of whole blocks until they
+//!   change, so that what is read again is not summed up again;
 //! * of the frame in whose payload a call ends, the rest is copied before the lock is given up. A payload of which a byte has left does not change any more.
 //!
 //! Each frame is therefore sent as it was at one moment between the posting and the response behind it. Frames end at multiples of 4 KiB, and a
@@ -54,6 +55,9 @@ const LOCKED_BYTES_PER_CALL: usize = 512 << 10;
 
 /// The shortest payload that is worth a call of its own to be sent before its checksum is known: to read it from memory costs several calls.
 const SUMMED_UP_LATER: usize = 16 << 10;
+
+/// The checksums that a disk keeps are those that a frame's is made from.
+const _: () = assert!(godwit_memory::SUMMED_BYTES == godwit_iwarp::SUMMED_BYTES);
 
 /// Copied bytes that have been sent and may lie in front of those that have not.
 const MOST_STALE_BYTES: usize = 32 << 10;
@@ -109,7 +113,7 @@ impl Body {
         }
     }
 
-    /// Whether it is sent before its checksum is known.
+    /// Whether it is sent before it is summed up, unless the disk knows its checksums.
     fn is_summed_up_later(self) -> bool {
         matches!(self, Self::Extent { len: SUMMED_UP_LATER.., crc: true, .. })
     }
@@ -121,8 +125,12 @@ impl Frame {
     }
 
     /// Puts the checksum of a payload from a disk behind it; `copied` begins with the frame's own bytes.
-    fn sum_up(&self, copied: &mut [u8], payload: &[u8]) {
-        let trailer = Trailer::with_crc(&copied[..self.before], [payload]);
+    fn sum_up(&self, copied: &mut [u8], payload: &Reading<'_>) {
+        let header = &copied[..self.before];
+        let trailer = match payload.sums() {
+            Some(sums) => Trailer::with_sums(header, sums),
+            None => Trailer::with_crc(header, [&**payload]),
+        };
         copied[self.before..self.before + self.behind].copy_from_slice(trailer.as_ref());
     }
 }
@@ -312,7 +320,7 @@ impl Transmit {
                 let Some(reading) = reading.filter(|_| readings.is_empty() || locked_bytes + len <= LOCKED_BYTES_PER_CALL) else {
                     return Ok(Taken { frames: number, is_open: false });
                 };
-                if frame.body.is_summed_up_later() {
+                if frame.body.is_summed_up_later() && !reading.has_sums() {
                     readings.push(reading);
                     return Ok(Taken { frames: number + 1, is_open: true });
                 }
