@@ -24,9 +24,6 @@ use stream_buffers::StreamBuffers;
 /// Completions that a queue pair may report before the next one has its turn.
 const TURN: usize = 64;
 
-/// Bytes that are not kept waiting for the flush at the end of the turn: the peer can work on them meanwhile.
-const EARLY_BYTES: usize = 64 << 10;
-
 #[derive(Debug)]
 struct Entry {
     generation: u32,
@@ -180,7 +177,7 @@ impl Soft {
                 continue;
             }
             let step = entry(&mut self.qps, id).and_then(|entry| {
-                if entry.qp.posted_bytes() >= EARLY_BYTES {
+                if entry.qp.has_posted_much() {
                     entry.qp.flush(reactor);
                 }
                 entry.qp.step(reactor, &mut self.buffers)

@@ -41,6 +41,13 @@ const LARGE_FPDU_BYTES: usize = 60 << 10;
 
 const _: () = assert!(LARGE_FPDU_BYTES.is_multiple_of(4096), "no block is in two frames");
 
+/// What TCP hands down in one piece at most (Linux's loopback, and network cards that cut it into packets). A little more would be two pieces, which cost
+/// twice as much; and the peer can work on one while the next is made.
+const SEGMENT_BYTES: usize = 65_483;
+
+/// What a frame adds to its data, about.
+const FRAME_BYTES: usize = 32;
+
 /// Segment size to assume where TCP does not tell one.
 const FALLBACK_SEGMENT_BYTES: usize = 1448;
 
@@ -102,8 +109,10 @@ pub(super) struct QueuePair {
     was_short: bool,
     /// What it was asked last to look at.
     asked: Option<Look>,
-    /// Bytes of data posted since the last flush.
+    /// Bytes posted since the last flush.
     posted_bytes: usize,
+    /// How many they were when that was asked last.
+    asked_at_bytes: usize,
 }
 
 /// How far a queue pair has come with its stream.
@@ -160,6 +169,7 @@ impl QueuePair {
             received: Box::default(),
             unread: 0..0,
             posted_bytes: 0,
+            asked_at_bytes: 0,
             done: VecDeque::new(),
             stalled: false,
             dry: false,
@@ -181,9 +191,11 @@ impl QueuePair {
         Self::new(stream, State::AwaitRequest { responder: Responder::new(false) }, timer)
     }
 
-    /// Bytes of data that were posted and not yet flushed.
-    pub(super) fn posted_bytes(&self) -> usize {
-        self.posted_bytes
+    /// Whether what was posted is not kept waiting for the flush at the end of the turn: it nearly is a segment, and with as much again as since the last
+    /// time that this was asked, it would be more than one.
+    pub(super) fn has_posted_much(&mut self) -> bool {
+        let last = self.posted_bytes - std::mem::replace(&mut self.asked_at_bytes, self.posted_bytes);
+        self.posted_bytes >= SEGMENT_BYTES * 3 / 4 && self.posted_bytes + last > SEGMENT_BYTES
     }
 
     /// Has what has come so far be read, whether or not the stream says that there is something.
@@ -555,7 +567,7 @@ impl QueuePair {
     /// Sends what there is to send. True when the next turn has something to do: to report what was completed or that the connection ended, or to
     /// send more.
     pub(super) fn flush<R: Reactor>(&mut self, reactor: &mut R) -> bool {
-        self.posted_bytes = 0;
+        (self.posted_bytes, self.asked_at_bytes) = (0, 0);
         if !self.greeting.is_empty() {
             let mut rest = &self.greeting[..];
             let result = send_whole(reactor, self.stream, &mut rest);
@@ -700,7 +712,7 @@ impl QueuePair {
             }
             return true;
         };
-        self.posted_bytes += work.data_bytes();
+        self.posted_bytes += FRAME_BYTES + work.data_bytes();
         let key = streaming.payload.add(work);
         match post(&mut streaming.connection, key) {
             Ok(()) => false,
