@@ -21,12 +21,12 @@
 //!
 //! 4. Whether an old association is dying may be known late: the end of a connection is on the wire before the worker that closed it has come to say so,
 //!    and a timer that is due fires when its worker gets to it, be that after a long stall. A host may have drawn its conclusions by then. So before
-//!    an admin Connect is admitted, each worker that has a queue of a live association of the same host and subsystem looks at all that has come on such
-//!    queues ([`Associations::workers_of`], [`OpenError::Unseen`]): what had ended when the host connected is dying then. A turn of its loop does for
-//!    timers. It does not for streams: the end of one may lie behind more commands than a turn deals with, or behind some that find no memory; so each is
-//!    read until it was empty, and once more, or further than what had come, for one that is busy may never be empty
-//!    ([`Fabric::look`](godwit_rdma::Fabric::look)). A command that a worker finds after the timer ran out does not
-//!    start it again, and is not carried out: see the module `keep_alive`, also for why hosts that reckon when an association must be over reckon right.
+//!    an admin Connect is admitted, each worker that has a queue of a live association of the same host and subsystem looks
+//!    ([`Associations::workers_of`], [`OpenError::Unseen`]): what had ended when the host connected is dying then. For timers a turn of its loop does. The end
+//!    of a stream may lie behind more commands than a turn deals with, behind some that find no memory, or behind bytes without end; but the kernel knows of
+//!    it, and is asked ([`Fabric::has_ended`](godwit_rdma::Fabric::has_ended)). What lies before it does not start any more. The end of an RDMA device's
+//!    connection is known when its event has come. A command that a worker finds after the timer ran out does not start it again, and is not carried
+//!    out: see the module `keep_alive`, also for why hosts that reckon when an association must be over reckon right.
 //!
 //! A *live* association is never superseded: two volumes, two paths, a bench beside a volume, and cloned machines all share one identity. The admin
 //! queue is no member, for its commands reach no backend.

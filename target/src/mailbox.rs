@@ -15,7 +15,7 @@ pub(crate) enum Notice {
     Close(AssociationId, Ending),
     /// The commands that an admin Connect waited for have ended.
     Settled(QueueKey),
-    /// Look at all that has come on queues of a host, then tell the admin queue that asked, with the number of its question.
+    /// Look whether connections of a host have ended, then tell the admin queue that asked, with the number of its question.
     Look {
         /// Who asks.
         waiter: Waiter,

@@ -410,7 +410,7 @@ mod tests {
             expected
         };
         let zeroes = check(false);
-        drop(all.read(kept.clone()).sums().unwrap().count());
+        assert_eq!(all.read(kept.clone()).sums().unwrap().count(), 5);
         let changes: [&dyn Fn(); 5] = [
             &|| assert_eq!(disk.write_at(&[1], PAGE), 1),
             &|| assert_eq!(disk.write_at(&[2; 2], 3 * PAGE - 2), 2),

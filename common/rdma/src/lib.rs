@@ -31,7 +31,6 @@ use godwit_reactor::{Event, Peer, Reactor, Token};
 use verbs::{Verbs, VerbsError};
 
 pub use completion::{Completion, Disconnect, Header, PrivateData};
-pub use soft::Look;
 use soft::Soft;
 
 /// A queue pair of one [`Fabric`]. Ids are not reused soon: posting to a destroyed queue pair has no effect but to return the buffer to its pool.
@@ -325,16 +324,10 @@ impl Fabric {
         !verbs::is_mine(qp)
     }
 
-    /// Has a queue pair look at all that has come from its peer, up to the end of the connection if that has come: [`Self::has_looked`] says when it has
-    /// reported it. What a thread finds in one turn may be less, for it reads so much at a time, and may have been behind. With an RDMA device that is
-    /// done in each turn.
-    pub fn look<R: Reactor>(&mut self, reactor: &R, qp: QpId) -> Look {
-        if verbs::is_mine(qp) { Look::default() } else { self.soft.look(reactor, qp) }
-    }
-
-    /// Whether a queue pair has looked since it was asked to; true of one that is gone. A peer that sends without end is no reason that it never has.
-    pub fn has_looked(&self, qp: QpId, look: Look) -> bool {
-        verbs::is_mine(qp) || self.soft.has_looked(qp, look)
+    /// Whether the end of a queue pair's connection has come, though messages may lie before it that were not reported yet. Of an RDMA device's it is known
+    /// when it is reported.
+    pub fn has_ended<R: Reactor>(&self, reactor: &R, qp: QpId) -> bool {
+        !verbs::is_mine(qp) && self.soft.has_ended(reactor, qp)
     }
 
     /// Whether a queue pair has stopped reading for want of a buffer.

@@ -202,8 +202,8 @@ pub trait Reactor {
     /// The sender's maximum segment size of a TCP stream, in bytes.
     fn max_segment_bytes(&self, stream: StreamId) -> Option<usize>;
 
-    /// Bytes of a stream that have come and were not received.
-    fn unread_bytes(&self, stream: StreamId) -> u64;
+    /// Whether the end of a stream has come, be it behind bytes that were not received yet; true of a stream that is closed.
+    fn has_ended(&self, stream: StreamId) -> bool;
 
     /// Makes a file known.
     ///

@@ -47,18 +47,25 @@ fn both_ends_know_each_other() {
 }
 
 #[test]
-fn bytes_that_have_come_are_counted_until_they_are_received() {
-    let it = &mut Loop::sleeping();
-    let (near, far) = it.pair(NEAR, FAR);
-    assert_eq!(it.reactor.unread_bytes(far), 0);
-    it.write(near, &pattern(5000)).unwrap();
-    it.readable(FAR);
-    assert_eq!(it.reactor.unread_bytes(far), 5000);
-    it.reactor.shutdown_send(near);
-    it.read(far, FAR, 1999).unwrap();
-    assert_eq!(it.reactor.unread_bytes(far), 3001, "the end is no byte");
-    it.reactor.close(far);
-    assert_eq!(it.reactor.unread_bytes(far), 0);
+fn the_end_of_a_stream_is_known_before_the_bytes_in_front_of_it_are_received() {
+    for is_reset in [false, true] {
+        let it = &mut Loop::sleeping();
+        let (near, far) = it.pair(NEAR, FAR);
+        it.write(near, &pattern(5000)).unwrap();
+        it.pass(Duration::from_millis(10));
+        assert!(!it.reactor.has_ended(far), "it goes on");
+        if is_reset {
+            // Who closes with something unread resets.
+            it.write(far, &pattern(1)).unwrap();
+            it.reactor.close(near);
+        } else {
+            it.reactor.shutdown_send(near);
+        }
+        it.pass(Duration::from_millis(20));
+        assert!(it.reactor.has_ended(far), "the bytes are not received");
+        it.reactor.close(far);
+        assert!(it.reactor.has_ended(far));
+    }
 }
 
 #[test]

@@ -7,10 +7,10 @@ use godwit_memory::{Buffer, Reservation};
 use godwit_nvme::cm::{QueueAccept, RequestError};
 use godwit_nvme::sqe::{Connect, FabricsCommand};
 use godwit_nvme::{ConnectData, ConnectRefusal, ConnectResult, Sgl, Sqe, Status, StatusCode};
-use godwit_rdma::{Incoming, Look, QpConfig, Remote, Rkey, WorkId};
+use godwit_rdma::{Incoming, QpConfig, Remote, Rkey, WorkId};
 use godwit_reactor::Reactor;
 
-use super::{ADMIN_DATA_BYTES, Context, Looking, Worker};
+use super::{ADMIN_DATA_BYTES, Context, Worker};
 use crate::association::{Ending, Host, Member, OpenError, QueueInfo, SubsystemIndex, Waiter};
 use crate::controller::Controller;
 use crate::fabrics::{self, Granted, Wish};
@@ -283,7 +283,7 @@ impl<R: Reactor> Worker<R> {
         }
     }
 
-    /// Has the workers look that may know more about associations of this host than the table does: see the module `association`.
+    /// Has the workers look whose queues may say more about associations of this host than the table does: see the module `association`.
     fn ask_to_look(&mut self, index: usize, wish: &Wish) {
         let workers = self.target.associations.workers_of(&wish.host, wish.subsystem);
         let waiter = self.waiter(index);
@@ -296,40 +296,27 @@ impl<R: Reactor> Worker<R> {
         }
     }
 
-    /// Begins to look at all that has come on the queues of a host.
+    /// Ends the associations of a host of which a connection has ended. Who asked is told in the next turn: this one may have begun before a stall, and timers
+    /// that were due then fire in that one.
     pub(super) fn look(&mut self, ctx: &mut Context<'_, R>, waiter: Waiter, question: u32, host: &Host, subsystem: SubsystemIndex) {
-        let mut queues = Vec::new();
         for (_, queue) in &self.queues {
             let association = match &queue.phase {
                 Phase::Admin(controller) => &controller.association,
                 Phase::Io(member) => &member.association,
                 _ => continue,
             };
-            if association.host == *host && association.subsystem == subsystem {
-                queues.push((queue.key, ctx.fabric.look(ctx.reactor, queue.qp)));
+            if association.host == *host && association.subsystem == subsystem && ctx.fabric.has_ended(ctx.reactor, queue.qp) {
+                self.target.kill(association, Ending::ConnectionClosed);
             }
         }
-        self.looking.push(Looking { waiter, question, queues });
-        // The turn in which it is asked may have begun before a stall: timers that were due then fire in the next one.
+        self.asked_to_look.push((waiter, question));
         self.target.mailboxes[self.index].wake();
     }
 
-    /// Tells who asked before this turn, if all was looked at.
-    pub(super) fn go_on_looking(&mut self, ctx: &Context<'_, R>) {
-        for mut looking in std::mem::take(&mut self.looking) {
-            let Waiter { worker, queue: asker } = looking.waiter;
-            if worker == self.index && self.index_of(asker).is_none() {
-                continue;
-            }
-            let is_waited_for = |&(key, look): &(QueueKey, Look)| {
-                self.index_of(key).is_some_and(|index| !ctx.fabric.has_looked(self.queues[index].qp, look))
-            };
-            looking.queues.retain(is_waited_for);
-            if looking.queues.is_empty() {
-                self.target.mailboxes[worker].post(Notice::Looked(asker, looking.question));
-            } else {
-                self.looking.push(looking);
-            }
+    /// Tells those who asked before this turn.
+    pub(super) fn tell_who_asked(&mut self) {
+        for (waiter, question) in self.asked_to_look.drain(..) {
+            self.target.mailboxes[waiter.worker].post(Notice::Looked(waiter.queue, question));
         }
     }
 

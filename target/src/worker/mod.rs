@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use godwit_memory::{Buffer, Reservation};
 use godwit_nvme::{Cqe, Status};
-use godwit_rdma::{Completion, Fabric, Incoming, Look, QpId, WorkId};
+use godwit_rdma::{Completion, Fabric, Incoming, QpId, WorkId};
 use godwit_reactor::{Event, FileDone, Reactor, Time, Token};
 use slab::Slab;
 
@@ -107,15 +107,6 @@ enum Stopping {
     Done,
 }
 
-/// An admin Connect that waits until all that has come on some queues was looked at: see the module `association`.
-struct Looking {
-    waiter: Waiter,
-    /// The number of its question.
-    question: u32,
-    /// Queues that have not looked yet, and at what.
-    queues: Vec<(QueueKey, Look)>,
-}
-
 /// A store as this worker knows it.
 struct Place {
     attached: Attached,
@@ -163,7 +154,8 @@ pub struct Worker<R: Reactor> {
     peers: Vec<Sender<Handover<R::Incoming>>>,
     next_peer: usize,
     listeners: Vec<godwit_reactor::ListenerId>,
-    looking: Vec<Looking>,
+    /// Admin Connects that wait until this worker has looked, and the numbers of their questions: see the module `association`.
+    asked_to_look: Vec<(Waiter, u32)>,
     stopping: Stopping,
 }
 
@@ -223,7 +215,7 @@ where
             peers,
             next_peer: index,
             listeners: Vec::new(),
-            looking: Vec::new(),
+            asked_to_look: Vec::new(),
             stopping: Stopping::No,
         })
     }
@@ -302,9 +294,7 @@ impl<R: Reactor> Worker<R> {
     /// To be called before each flush of the fabric.
     pub fn before_flush(&mut self, reactor: &mut R, fabric: &mut Fabric) {
         let mut ctx = Context { reactor, fabric };
-        if !self.looking.is_empty() {
-            self.go_on_looking(&ctx);
-        }
+        self.tell_who_asked();
         if !self.target.mailboxes[self.index].is_empty() {
             for notice in self.target.mailboxes[self.index].take() {
                 self.on_notice(&mut ctx, notice);

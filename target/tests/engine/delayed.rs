@@ -82,8 +82,8 @@ impl Reactor for Delayed {
     fn max_segment_bytes(&self, stream: StreamId) -> Option<usize> {
         self.inner.max_segment_bytes(stream)
     }
-    fn unread_bytes(&self, stream: StreamId) -> u64 {
-        self.inner.unread_bytes(stream)
+    fn has_ended(&self, stream: StreamId) -> bool {
+        self.inner.has_ended(stream)
     }
     fn register_file(&mut self, file: BackingFile) -> io::Result<FileId> {
         self.inner.register_file(file)

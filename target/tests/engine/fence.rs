@@ -1,7 +1,5 @@
 //! The fence between an old association and a new one of the same host.
 
-use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_nvme::feature::FeatureId;
@@ -214,82 +212,4 @@ fn stopping_answers_what_runs_and_ends_in_time() {
     server.stop();
     assert!(started.elapsed() < Duration::from_secs(5));
     assert!(host.is_ended(io, Duration::from_secs(2)));
-}
-
-/// A host by bytes over a plain socket: what no honest one sends.
-mod raw {
-    use std::io::{Read, Write};
-    use std::net::{SocketAddr, TcpStream};
-
-    use godwit_nvme::cm::QueueRequest;
-    use godwit_nvme::sqe::Connect;
-    use godwit_nvme::{Cid, Cntlid, Qid, QueueSize, SglDescriptor, Sqe};
-
-    use crate::host::Host;
-
-    fn frame(ulpdu: &[u8]) -> Vec<u8> {
-        let mut frame = [&u16::try_from(ulpdu.len()).unwrap().to_be_bytes()[..], ulpdu].concat();
-        frame.resize(frame.len().next_multiple_of(4), 0);
-        let crc = !frame.iter().fold(!0_u32, |crc, &byte| {
-            (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 })
-        });
-        frame.extend(crc.to_le_bytes());
-        frame
-    }
-
-    /// RDMA Writes of nothing: they need no right, and tell nobody.
-    pub(super) fn nothing(count: usize) -> Vec<u8> {
-        frame(&[&[0xc1, 0x40][..], &[0; 12]].concat()).repeat(count)
-    }
-
-    /// An association of the host of these tests: its admin queue.
-    pub(super) fn associate(address: SocketAddr) -> TcpStream {
-        let mut socket = TcpStream::connect(address).unwrap();
-        let request = QueueRequest::new(Qid::ADMIN, QueueSize::new(32).unwrap(), Cntlid::new(0)).to_wire();
-        let private = [&[0, 16, 0, 16][..], &request].concat();
-        let request = [&b"MPA ID Req Frame"[..], &[0x50, 2, 0, u8::try_from(private.len()).unwrap()], &private].concat();
-        socket.write_all(&request).unwrap();
-        let mut head = [0; 20];
-        socket.read_exact(&mut head).unwrap();
-        socket.read_exact(&mut vec![0; usize::from(head[19])]).unwrap();
-        let connect = Connect::admin(QueueSize::new(32).unwrap(), std::time::Duration::ZERO);
-        let sqe = Sqe::connect(Cid::new(1), &connect).with_sgl(SglDescriptor::in_capsule(0, 1024));
-        let data = Host::connect_data(Cntlid::DYNAMIC);
-        socket
-            .write_all(&frame(
-                &[&[0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0][..], sqe.as_bytes(), data.as_bytes()].concat(),
-            ))
-            .unwrap();
-        let mut response = [0; 2 + 18 + 16 + 4];
-        socket.read_exact(&mut response).unwrap();
-        assert_eq!(response[34..36], [0, 0], "connected");
-        socket
-    }
-}
-
-/// As of one that has much to write: what it sends comes as fast as its worker reads it.
-#[test]
-fn a_live_association_whose_bytes_never_end_does_not_keep_its_host_out() {
-    let server = Server::start(Setup { workers: 1, ..Setup::default() });
-    let mut busy = raw::associate(server.address);
-    let over = AtomicBool::new(false);
-    let statuses = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let bytes = raw::nothing(50_000);
-            while !over.load(Ordering::SeqCst) {
-                busy.write_all(&bytes).unwrap();
-            }
-        });
-        std::thread::sleep(Duration::from_millis(200));
-        let mut host = Host::new();
-        let statuses: Vec<_> = (0..4)
-            .map(|_| {
-                let queue = host.open(server.address, 0, 32);
-                host.connect_admin(queue, Duration::ZERO).status()
-            })
-            .collect();
-        over.store(true, Ordering::SeqCst);
-        statuses
-    });
-    assert_eq!(statuses, [0; 4]);
 }

@@ -17,7 +17,6 @@ use slab::Slab;
 
 use crate::nudge::NUDGE_AFTER;
 use crate::{Access, Completion, QpConfig, QpId, Remote, Rkey, WorkId};
-pub use queue_pair::Look;
 use queue_pair::{CLOSE_TIMEOUT, QueuePair, REPLY_TIMEOUT, REQUEST_TIMEOUT};
 use stream_buffers::StreamBuffers;
 
@@ -359,14 +358,8 @@ impl Soft {
         self.get(id).map(|qp| qp.stream)
     }
 
-    pub(crate) fn look<R: Reactor>(&mut self, reactor: &R, id: QpId) -> Look {
-        self.mark_ready(id);
-        self.mark_dirty(id);
-        self.qp(id).map(|qp| qp.look(reactor)).unwrap_or_default()
-    }
-
-    pub(crate) fn has_looked(&self, id: QpId, look: Look) -> bool {
-        self.get(id).is_none_or(|qp| qp.has_looked(look))
+    pub(crate) fn has_ended<R: Reactor>(&self, reactor: &R, id: QpId) -> bool {
+        self.get(id).is_none_or(|qp| qp.has_ended() || reactor.has_ended(qp.stream))
     }
 
     pub(crate) fn is_stalled(&self, id: QpId) -> bool {

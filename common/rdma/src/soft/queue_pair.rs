@@ -103,42 +103,10 @@ pub(super) struct QueuePair {
     has_read: bool,
     /// It would have read once more.
     postponed: bool,
-    /// How far it has come with its stream.
-    position: Position,
-    /// The last read found fewer bytes than it had room for.
-    was_short: bool,
-    /// What it was asked last to look at.
-    asked: Option<Look>,
     /// Bytes posted since the last flush.
     posted_bytes: usize,
     /// How many they were when that was asked last.
     asked_at_bytes: usize,
-}
-
-/// How far a queue pair has come with its stream.
-#[derive(Clone, Copy, Debug, Default)]
-struct Position {
-    /// Bytes that were read.
-    bytes: u64,
-    /// How often the stream was found empty, which counts twice, or read after it was: the end, which is no byte, may have come behind the last of them.
-    ends: u64,
-}
-
-/// Up to where a queue pair is to look: see [`Fabric::look`](crate::Fabric::look).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Look {
-    /// From where on.
-    since: Position,
-    /// Bytes that had come and were not read then.
-    unread: u64,
-}
-
-impl Look {
-    /// Whether all that had come was seen: because there was a moment without any more, and another read since, or because something was read that came
-    /// later, and is no end.
-    fn is_done_at(self, position: Position) -> bool {
-        position.ends >= self.since.ends + 2 || position.bytes > self.since.bytes + self.unread
-    }
 }
 
 /// What a step came to.
@@ -175,9 +143,6 @@ impl QueuePair {
             dry: false,
             has_read: false,
             postponed: false,
-            position: Position::default(),
-            was_short: false,
-            asked: None,
         }
     }
 
@@ -196,19 +161,6 @@ impl QueuePair {
     pub(super) fn has_posted_much(&mut self) -> bool {
         let last = self.posted_bytes - std::mem::replace(&mut self.asked_at_bytes, self.posted_bytes);
         self.posted_bytes >= SEGMENT_BYTES * 3 / 4 && self.posted_bytes + last > SEGMENT_BYTES
-    }
-
-    /// Has what has come so far be read, whether or not the stream says that there is something.
-    pub(super) fn look<R: Reactor>(&mut self, reactor: &R) -> Look {
-        let look = Look { since: self.position, unread: reactor.unread_bytes(self.stream) };
-        self.asked = Some(look);
-        self.dry = false;
-        look
-    }
-
-    /// Whether that was done, and what it brought was reported.
-    pub(super) fn has_looked(&self, look: Look) -> bool {
-        !matches!(self.state, State::Streaming(_)) || look.is_done_at(self.position)
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -277,10 +229,7 @@ impl QueuePair {
     /// Grants the read of another turn; true when the last one's was not enough.
     pub(super) fn start_turn(&mut self) -> bool {
         self.has_read = false;
-        self.asked = self.asked.filter(|&look| !self.has_looked(look));
-        let looks = self.asked.is_some() && !self.stalled;
-        self.dry &= !looks;
-        std::mem::take(&mut self.postponed) || looks
+        std::mem::take(&mut self.postponed)
     }
 
     pub(super) fn on_writable(&mut self) {
@@ -405,14 +354,10 @@ impl QueuePair {
             }
             Ok(count) => {
                 self.dry = count < room;
-                self.position.bytes += count as u64;
-                self.position.ends += u64::from(std::mem::replace(&mut self.was_short, self.dry));
                 Some(count)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.dry = true;
-                self.was_short = false;
-                self.position.ends += 2;
                 None
             }
             Err(error) => {

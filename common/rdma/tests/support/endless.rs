@@ -107,7 +107,7 @@ impl Reactor for Endless {
         fn peer(&self, stream: StreamId) -> Option<Peer>;
         fn local_address(&self, stream: StreamId) -> Option<SocketAddr>;
         fn max_segment_bytes(&self, stream: StreamId) -> Option<usize>;
-        fn unread_bytes(&self, stream: StreamId) -> u64;
+        fn has_ended(&self, stream: StreamId) -> bool;
         fn register_file(&mut self, file: Disk) -> io::Result<FileId>;
         fn unregister_file(&mut self, file: FileId);
         fn submit(&mut self, file: FileId, op: FileOp, token: Token);

@@ -410,8 +410,8 @@ impl Reactor for Sim {
         None
     }
 
-    fn unread_bytes(&self, stream: StreamId) -> u64 {
-        self.world.shared.borrow().network.unread_bytes(stream.index as usize)
+    fn has_ended(&self, stream: StreamId) -> bool {
+        self.world.shared.borrow().network.has_ended(stream.index as usize)
     }
 
     fn register_file(&mut self, file: Disk) -> io::Result<FileId> {

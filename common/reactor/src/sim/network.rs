@@ -207,8 +207,10 @@ impl Network {
         self.ends[end].has_news()
     }
 
-    pub(crate) fn unread_bytes(&self, end: usize) -> u64 {
-        self.ends[end].arrived.len() as u64
+    /// Whether the other end's end has come, or this one is closed.
+    pub(crate) fn has_ended(&self, end: usize) -> bool {
+        let this = &self.ends[end];
+        this.fin || this.reset || this.closed
     }
 
     fn dispatch(&mut self, from: usize, segment: Segment, moment: &mut Moment<'_>, schedule: &mut dyn FnMut(Time, Notice)) {

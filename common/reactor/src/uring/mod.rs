@@ -38,6 +38,7 @@ use std::time::{Duration, Instant};
 use godwit_memory::{Layout, MemoryDisk, Pool};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use nix::time::ClockId;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::timers::Timers;
 use crate::{Event, FileDone, FileId, FileOp, ListenerId, Peer, Reactor, StreamId, Time, TimerId, Token, WatchId};
@@ -474,9 +475,12 @@ impl Reactor for Uring {
         self.streams.open(stream).ok()?.socket.tcp_mss().ok().and_then(|mss| usize::try_from(mss).ok())
     }
 
-    fn unread_bytes(&self, stream: StreamId) -> u64 {
-        // Fails only for what is no stream.
-        self.streams.open(stream).ok().and_then(|open| rustix::io::ioctl_fionread(&open.socket).ok()).unwrap_or(0)
+    fn has_ended(&self, stream: StreamId) -> bool {
+        let Ok(open) = self.streams.open(stream) else { return true };
+        let mut ends = [PollFd::new(&open.socket, PollFlags::RDHUP)];
+        // It does not wait. A reset is told unasked.
+        let count = rustix::event::poll(&mut ends, Some(&Timespec::default()));
+        count.is_ok_and(|count| count > 0)
     }
 
     fn register_file(&mut self, file: BackingFile) -> io::Result<FileId> {

@@ -55,8 +55,8 @@ impl Reactor for Stage {
     fn max_segment_bytes(&self, _: StreamId) -> Option<usize> {
         None
     }
-    fn unread_bytes(&self, _: StreamId) -> u64 {
-        0
+    fn has_ended(&self, _: StreamId) -> bool {
+        true
     }
     fn register_file(&mut self, file: BackingFile) -> io::Result<FileId> {
         self.ring.register_file(file)
