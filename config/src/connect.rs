@@ -31,7 +31,7 @@ pub struct ConnectOptions {
     pub unsafe_shutdowns: UnsafeShutdowns,
     /// `--crc`: CRC of iWARP; the URL's `crc=` goes before it.
     pub crc: Crc,
-    /// `--poll`: how long a reactor spins before it sleeps.
+    /// `--poll`: how long a reactor spins before it sleeps, and up to ten times as long for answers that come in that time.
     pub poll: PollBudget,
     /// `--nbd-mode`: permissions of the NBD socket.
     pub nbd_mode: NbdMode,

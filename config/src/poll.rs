@@ -2,7 +2,8 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-/// The time that a reactor keeps polling after the last completion before it sleeps; zero never spins.
+/// The time that a reactor keeps polling after the last completion before it sleeps, ten times as long at most for answers that come soon after it; zero
+/// never spins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PollBudget(u32);
 

@@ -9,7 +9,8 @@
 //! A lock is held for a copy of at most a stripe, or for a call that sends pieces of some ([`Extent`]). Two threads wait for each other only when they work
 //! on one stripe (or on two that share a lock) and one of them writes; a read sees each stripe's part of a write whole or not at all, and what is sent by
 //! pieces sees so much of each piece. Who sends may hold many locks and be in the kernel meanwhile: it waits for none while it holds one. What was never
-//! written, or was zeroed by whole pages, takes no memory.
+//! written, or was zeroed by whole pages, takes no memory; but the checksum of a block that was sent, a thousandth of it, stays ([`Sums`], ordered by the
+//! same locks).
 
 use std::io;
 use std::num::NonZeroUsize;

@@ -23,7 +23,7 @@ pub struct Initiator {
     pub host_id: Option<Located<Uuid>>,
     /// Reactor threads.
     pub reactors: Reactors,
-    /// How long a reactor spins before it sleeps.
+    /// How long a reactor spins before it sleeps, and up to ten times as long for answers that come in that time.
     pub poll: PollBudget,
     /// The control socket's path, absolute; absent is the daemon's choice.
     pub control: Option<Located<PathBuf>>,

@@ -32,7 +32,7 @@ pub struct Target {
     pub subsystems: Vec<Subsystem>,
     /// Reactor threads.
     pub reactors: Reactors,
-    /// How long a reactor spins before it sleeps.
+    /// How long a reactor spins before it sleeps, and up to ten times as long for answers that come in that time.
     pub poll: PollBudget,
     /// Registered memory of each reactor.
     pub memory: PoolMemory,

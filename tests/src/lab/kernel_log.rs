@@ -24,14 +24,18 @@ pub fn of_command(log: &str) -> &str {
 /// The first complaint in a log, with what stands around it.
 pub fn complaint(log: &str) -> Option<String> {
     let lines: Vec<_> = log.lines().collect();
-    let complains = |line: &str| COMPLAINTS.iter().any(|word| line.contains(word));
     let first = (0..lines.len()).find(|&at| complains(lines[at]) && !is_known(&lines[at..]))?;
     Some(lines[first.saturating_sub(BEFORE)..lines.len().min(first + AFTER)].join("\n"))
 }
 
-/// Whether a complaint is a trace that is [`KNOWN`].
+fn complains(line: &str) -> bool {
+    COMPLAINTS.iter().any(|word| line.contains(word))
+}
+
+/// Whether a complaint is a trace that is [`KNOWN`]: it ends before the next complaint.
 fn is_known(lines: &[&str]) -> bool {
-    let trace = lines.iter().position(|line| line.contains("</TASK>")).map_or(&[][..], |end| &lines[..end]);
+    let end = lines.iter().skip(1).position(|line| line.contains("</TASK>") || complains(line)).map_or(0, |at| at + 1);
+    let trace = &lines[..end];
     let is_of = |function: &&str| trace.iter().any(|line| line.contains(function));
     trace.first().is_some_and(|line| line.contains("Call Trace")) && KNOWN.iter().any(|functions| functions.iter().all(is_of))
 }
@@ -56,6 +60,8 @@ mod tests {
         let other = "[    2.0] Call Trace:\n[    2.1]  nvme_rdma_setup_ctrl+0x1/0x2\n[    2.2]  </TASK>\n";
         assert!(complaint(&format!("{known}{other}")).is_some_and(|said| said.contains("[    2.1]")));
         assert!(complaint(&format!("{other}{known}")).is_some_and(|said| said.starts_with("[    2.0]")));
+        let cut_off = "[    0.8] Call Trace:\n[    0.9]  <IRQ>\n";
+        assert!(complaint(&format!("{cut_off}{known}")).is_some_and(|said| said.starts_with("[    0.8]")));
         assert!(complaint(&format!("[    0.9] Oops: 0000\n{known}")).is_some());
     }
 

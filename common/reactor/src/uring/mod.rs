@@ -103,6 +103,10 @@ pub struct Uring {
     progress: bool,
     /// An answer is due, of a disk or a peer, or was when the last turn began.
     answer_due: bool,
+    /// One has come since; from a peer that owes some, whatever came.
+    answered: bool,
+    /// The engine waits for answers of peers.
+    peers_owe: bool,
     /// The next turn is not to sleep.
     stay_awake: bool,
     /// File operations have ended that the last turn left for the next.
@@ -180,6 +184,8 @@ impl Uring {
             last_progress: Time::default(),
             progress: false,
             answer_due: false,
+            answered: false,
+            peers_owe: false,
             stay_awake: false,
             more_finished: false,
             portion: FIRST_PORTION,
@@ -205,7 +211,7 @@ impl Uring {
         self.read_clock();
         if self.progress {
             self.progress = false;
-            if self.answer_due {
+            if std::mem::take(&mut self.answered) && self.answer_due {
                 self.patience.answered(last_turn.since(self.last_progress));
             }
             self.last_progress = self.now;
@@ -214,7 +220,7 @@ impl Uring {
         } else if self.now.since(self.last_progress) > RUN_DRY {
             self.portion = FIRST_PORTION;
         }
-        self.answer_due = self.patience.answer_due || self.files.in_flight() > 0;
+        self.answer_due = self.peers_owe || self.files.in_flight() > 0;
         self.files.take_finished(events);
         let spins = self.spins() || std::mem::take(&mut self.stay_awake) || self.more_finished;
         let due = self.next_due().is_some_and(|due| due <= self.now);
@@ -299,7 +305,7 @@ impl Uring {
             match kind {
                 Kind::File => {
                     files += 1;
-                    self.progress = true;
+                    (self.progress, self.answered) = (true, true);
                     self.files.complete(&self.ring, index, entry.result(), events);
                 }
                 Kind::StreamIn => self.streams.on_readable(&mut self.ring, generation, index, events)?,
@@ -414,6 +420,7 @@ impl Reactor for Uring {
         let dry = match &result {
             Ok(received) => {
                 self.progress = true;
+                self.answered |= self.peers_owe;
                 // Most likely nothing is left. If something is, or the end, the poll or the next turn finds it: no call is spent on asking.
                 (1..room).contains(received)
             }
@@ -533,11 +540,12 @@ impl Reactor for Uring {
     }
 
     fn expects(&mut self, answers: bool) {
-        self.patience.answer_due = answers;
+        self.peers_owe = answers;
     }
 
     fn keeps_looking(&mut self, progress: bool) -> bool {
         self.progress |= progress;
+        self.answered |= progress && self.peers_owe;
         self.stay_awake = progress || self.spins();
         self.stay_awake
     }

@@ -66,6 +66,7 @@ pub(crate) fn run(config: &UringConfig, connection: Connection, orders: &Receive
         }
         generator.pump(&mut reactor, &mut fabric, &mut client);
         client.flush(&mut reactor);
+        reactor.expects(client.awaits_replies());
         check(&client)?;
     }
 }
