@@ -19,6 +19,8 @@ pub(crate) struct Endless {
     pub(crate) reads: usize,
     /// Bytes that a call of `send` takes at most.
     pub(crate) takes: usize,
+    /// Bytes that each call of `send` was offered.
+    pub(crate) offers: Vec<usize>,
 }
 
 pub(crate) struct EndlessWorld(Simulator);
@@ -29,7 +31,7 @@ impl Machines for EndlessWorld {
 
     fn new(seed: u64) -> (Self, [Endless; 2]) {
         let (simulator, sims) = Simulator::new(seed);
-        (Self(simulator), sims.map(|sim| Endless { sim, flood: Vec::new(), position: 0, reads: 0, takes: usize::MAX }))
+        (Self(simulator), sims.map(|sim| Endless { sim, flood: Vec::new(), position: 0, reads: 0, takes: usize::MAX, offers: Vec::new() }))
     }
 
     fn listen(&self, target: &mut Side<Self::Reactor>) -> SocketAddr {
@@ -83,6 +85,7 @@ impl Reactor for Endless {
     }
 
     fn send(&mut self, stream: StreamId, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.offers.push(from.iter().map(|slice| slice.len()).sum());
         let mut left = self.takes;
         let part = |slice| {
             let bytes: &[u8] = IoSlice::deref(slice);
